@@ -70,7 +70,7 @@ site: $(STAMP)  ## build docs/ into site/; warnings are errors
 screenshots: $(STAMP)  ## renew the pictures of console and demo in docs/images; needs Chromium
 	$(BIN)/python -m bench.screenshots $(ARGS)
 
-bench: $(STAMP)  ## throughput as ratios to baselines measured in the same run
+bench: $(STAMP)  ## rates, latency and memory beside their targets; goes on where it was cut off; ARGS=--quick
 	$(BIN)/python -m bench $(ARGS)
 
 floods: $(STAMP)  ## attack a service of our own on loopback: what a quiet user notices, memory, and how it ends

@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.measure import Figure
 from tidegate.client import EventHubAdministrator, EventHubConsumer, EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.model.limits import NON_EPOCH_RECEIVERS_MAX
@@ -35,21 +36,6 @@ _HUB = "footprint"
 _progress = Console(stderr=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One figure with its unit and what it is held against."""
-
-    what: str
-    value: float
-    unit: str
-    limit: float | None = None
-
-    @property
-    def is_within(self) -> bool:
-        """True also where there is no limit."""
-        return self.limit is None or self.value <= self.limit
-
-
 def main() -> None:
     """Parse the options, measure, print; exit code 4 where a limit is passed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -58,31 +44,33 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=5000, help="idle connections to hold")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     arguments = parser.parse_args()
-    _allow_open_files()
+    allow_open_files()
     with HubProcess(is_tls_used=True) as service:
-        findings = _measure(service, arguments.gigabytes, arguments.readers, arguments.connections)
+        findings = measure(service, arguments.gigabytes, arguments.readers, arguments.connections)
     _print(findings)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(finding) for finding in findings], indent=2))
-    sys.exit(0 if all(finding.is_within for finding in findings) else 4)
+    sys.exit(0 if all(finding.is_reached for finding in findings) else 4)
 
 
-def _measure(service: HubProcess, gigabytes: float, readers: int, connections: int) -> list[Finding]:
+def measure(service: HubProcess, gigabytes: float, readers: int, connections: int) -> list[Figure]:
     service.create_hub(_HUB, partition_count=_PARTITIONS)
-    findings = [Finding("resident, empty log", _resident_mb(service), "MB")]
+    findings = [Figure("resident, empty log", _resident_mb(service), "MB", 60)]
     _progress.print(f"writing {gigabytes:g} GB …")
     asyncio.run(_publish(service, gigabytes))
-    findings.append(Finding(f"resident, {gigabytes:g} GB written", _resident_mb(service), "MB", 300))
+    findings.append(Figure(f"resident, {gigabytes:g} GB written", _resident_mb(service), "MB", 300))
     _progress.print(f"reading with {readers} receivers …")
     peak_mb = asyncio.run(_read(service, readers))
-    findings.append(Finding(f"resident at most, {readers} readers", peak_mb, "MB", 400))
-    for how, end in (("a clean stop", service.stop), ("kill -9", service.kill)):
-        findings.append(Finding(f"start after {how}, {gigabytes:g} GB", _restart_s(service, end), "s", 5))
-    findings.append(Finding(f"resident, started on {gigabytes:g} GB", _resident_mb(service), "MB", 300))
+    findings.append(Figure(f"resident at most, {readers} readers", peak_mb, "MB", 200))
+    for how, end, at_most in (("a clean stop", service.stop, 0.7), ("kill -9", service.kill, 1.0)):
+        findings.append(
+            Figure(f"start after {how}, {gigabytes:g} GB", _restart_s(service, end), "s", at_most)
+        )
+    findings.append(Figure(f"resident, started on {gigabytes:g} GB", _resident_mb(service), "MB", 300))
     _progress.print(f"holding {connections} connections …")
     for face in ("plain", "TLS"):
         each_kb = asyncio.run(_hold(service, connections, is_tls_used=face == "TLS"))
-        findings.append(Finding(f"each of {connections} idle {face} connections", each_kb, "KB", 50))
+        findings.append(Figure(f"each of {connections} idle {face} connections", each_kb, "KB", 50))
     return findings
 
 
@@ -154,19 +142,19 @@ def _resident_mb(service: HubProcess) -> float:
     return int(found[1]) * 1024 / 1e6
 
 
-def _allow_open_files() -> None:
+def allow_open_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _print(findings: list[Finding]) -> None:
+def _print(findings: list[Figure]) -> None:
     table = Table(title="What the service needs", title_justify="left")
     table.add_column("what")
     for column in ("figure", "unit", "at most"):
         table.add_column(column, justify="right")
     for finding in findings:
-        limit = "–" if finding.limit is None else f"{finding.limit:g}"
-        mark = "" if finding.is_within else " !"
+        limit = "–" if finding.at_most is None else f"{finding.at_most:g}"
+        mark = "" if finding.is_reached else " !"
         table.add_row(finding.what, f"{finding.value:,.1f}{mark}", finding.unit, limit)
     Console(width=None if sys.stdout.isatty() else 100).print(table)
 

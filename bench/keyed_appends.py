@@ -137,15 +137,21 @@ def _percentiles(latencies: list[float]) -> tuple[float, float]:
     return latencies[len(latencies) // 2] * 1e3, latencies[len(latencies) * 99 // 100] * 1e3
 
 
+def measure_service(parent: Path, *, partitions: int, rate: int, seconds: float) -> tuple[float, float]:
+    """p50 and p99 in milliseconds from publish to handler, of a service whose data is in ``parent``."""
+    with tempfile.TemporaryDirectory(dir=parent) as name, HubProcess(Path(name)) as service:
+        service.create_hub(_HUB, partition_count=partitions)
+        return asyncio.run(
+            _handle(service.connection_string, partitions=partitions, rate=rate, seconds=seconds)
+        )
+
+
 def _run(parent: Path | None, partitions: int, options: argparse.Namespace) -> tuple[float, float]:
     load = {"partitions": partitions, "rate": options.rate, "seconds": options.seconds}
+    if options.service:
+        return measure_service(parent or Path.cwd(), **load)
     with tempfile.TemporaryDirectory(dir=parent or Path.cwd()) as name:
-        directory = Path(name)
-        if not options.service:
-            return asyncio.run(_measure(directory, **load))
-        with HubProcess(directory) as service:
-            service.create_hub(_HUB, partition_count=partitions)
-            return asyncio.run(_handle(service.connection_string, **load))
+        return asyncio.run(_measure(Path(name), **load))
 
 
 def main() -> None:

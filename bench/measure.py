@@ -56,6 +56,31 @@ class Measurement:
         self.baselines[baseline.name] = mine / theirs
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What is no rate: a latency, memory, a cost."""
+
+    what: str
+    value: float
+    unit: str
+    at_most: float | None = None
+    """The target; None: there is none."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the target is reached; True where there is none."""
+        return self.at_most is None or self.value <= self.at_most
+
+
+@dataclass(slots=True)
+class Found:
+    """What a part of the benchmark measured."""
+
+    baselines: list[Measurement] = field(default_factory=list)
+    stages: list[Measurement] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+
+
 @contextmanager
 def timed(
     name: str,

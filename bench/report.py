@@ -12,15 +12,27 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import Measurement
+from bench.measure import Figure, Found, Measurement
 from bench.targets import Target, targets_of
 
 
 def print_table(baselines: Sequence[Measurement], stages: Sequence[Measurement]) -> None:
-    """One table of baselines, one of stages with their ratios."""
+    """One table of baselines, one of stages with their ratios, one of targets."""
+    print_all({"": Found(list(baselines), list(stages))})
+
+
+def print_all(parts: Mapping[str, Found]) -> None:
+    """The same of several parts, and their figures."""
     console = Console(width=None if sys.stdout.isatty() else 130)
-    console.print(_table("Baselines of this run", baselines))
-    console.print(_table("Tidegate", stages))
+    baselines = [each for found in parts.values() for each in found.baselines]
+    stages = [each for found in parts.values() for each in found.stages]
+    figures = [each for found in parts.values() for each in found.figures]
+    if baselines:
+        console.print(_table("Baselines of this run", baselines))
+    if stages:
+        console.print(_table("Tidegate", stages))
+    if figures:
+        console.print(_figures_table(figures))
     if targets := targets_of(stages):
         console.print(_targets_table(targets))
     console.print(
@@ -28,23 +40,27 @@ def print_table(baselines: Sequence[Measurement], stages: Sequence[Measurement])
     )
 
 
-def as_json(
-    baselines: Sequence[Measurement],
-    stages: Sequence[Measurement],
-    home_security: Mapping[str, object] | None = None,
-) -> str:
-    """One JSON object: the machine, the baselines, the stages; home security's state size and latency."""
+def machine() -> dict[str, str]:
+    """What it was measured on."""
+    return {"python": platform.python_version(), "cpu": _cpu_model(), "system": platform.platform()}
+
+
+def as_json(parts: Mapping[str, Found]) -> str:
+    """One JSON object: the machine, and by part the baselines, stages, figures and targets."""
     return json.dumps(
         {
-            "machine": {
-                "python": platform.python_version(),
-                "cpu": _cpu_model(),
-                "system": platform.platform(),
+            "machine": machine(),
+            "parts": {
+                name: {
+                    "baselines": [as_dict(each) for each in found.baselines],
+                    "stages": [as_dict(each) for each in found.stages],
+                    "figures": [asdict(each) | {"is_reached": each.is_reached} for each in found.figures],
+                    "targets": [
+                        asdict(target) | {"is_met": target.is_met} for target in targets_of(found.stages)
+                    ],
+                }
+                for name, found in parts.items()
             },
-            "baselines": [as_dict(measurement) for measurement in baselines],
-            "stages": [as_dict(measurement) for measurement in stages],
-            "targets": [asdict(target) | {"is_met": target.is_met} for target in targets_of(stages)],
-            "home_security": home_security,
         },
         indent=2,
     )
@@ -64,7 +80,7 @@ def as_dict(measurement: Measurement) -> dict[str, object]:
 
 
 def _targets_table(targets: Sequence[Target]) -> Table:
-    table = Table(title="Spark's targets (rates: of a quiet machine of two cores)", title_justify="left")
+    table = Table(title="Targets (rates: of a quiet machine of two cores)", title_justify="left")
     table.add_column("stage")
     table.add_column("compared with")
     for column in ("ratio", "target", "reached"):
@@ -76,6 +92,22 @@ def _targets_table(targets: Sequence[Target]) -> Table:
             f"{target.reached:.2f}",
             f"≥ {target.wanted:.1f}",
             "yes" if target.is_met else "no",
+        )
+    return table
+
+
+def _figures_table(figures: Sequence[Figure]) -> Table:
+    table = Table(title="Latency, memory and cost", title_justify="left")
+    table.add_column("what")
+    for column in ("figure", "target", "reached"):
+        table.add_column(column, justify="right")
+    for figure in figures:
+        is_bound = figure.at_most is not None
+        table.add_row(
+            figure.what,
+            f"{figure.value:,.4g} {figure.unit}",
+            f"≤ {figure.at_most:,.4g} {figure.unit}" if is_bound else "–",
+            "–" if not is_bound else "yes" if figure.is_reached else "no",
         )
     return table
 

@@ -47,7 +47,7 @@ from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, wrap_event
 from tidegate.wire.event_codec import encode_event
 from tidegate.wire.selector import selector_filter
 
-_PARTITIONS: Final = 16
+PARTITIONS: Final = 16
 _GROUPS: Final = 4
 _FILLED: Final = 60_000
 """Events of each partition that receivers read from the beginning."""
@@ -145,13 +145,13 @@ class _Peer:
         self._unsent: dict[SenderLink, int] = {}
         """The senders of each link, until it has credit."""
         for index in senders[:1] if case.is_link_shared else senders:
-            partition_id = None if case.is_link_shared else str(index % _PARTITIONS)
+            partition_id = None if case.is_link_shared else str(index % PARTITIONS)
             address = NodeAddress.for_sending(hub, partition_id=partition_id).format()
             link = session.attach_sender(f"s{index}", target=address)
             self._unsent[link] = len(senders) if case.is_link_shared else 1
         position = EventPosition.latest() if case.senders else EventPosition.earliest()
         for index in range(number, case.receivers, case.connections):
-            group, partition_id = f"g{index // _PARTITIONS}", str(index % _PARTITIONS)
+            group, partition_id = f"g{index // PARTITIONS}", str(index % PARTITIONS)
             path = NodeAddress.for_receiving(hub, consumer_group=group, partition_id=partition_id).format()
             source = Source(path, filter=selector_filter(position))
             session.attach_receiver(f"r{index}", source=source).grant_credit(case.credit)
@@ -268,11 +268,11 @@ class _Service:
         string = self.process.connection_string
         async with EventHubAdministrator.from_connection_string(string) as administrator:
             for hub in ("sent", "read"):
-                await administrator.create_event_hub(hub, partition_count=_PARTITIONS)
+                await administrator.create_event_hub(hub, partition_count=PARTITIONS)
                 for number in range(_GROUPS):
                     await administrator.create_consumer_group(hub, f"g{number}")
         async with EventHubProducer.from_connection_string(string, "read") as producer:
-            for number in range(_PARTITIONS):
+            for number in range(PARTITIONS):
                 await producer.enqueue_many([_EVENT] * count, partition_id=str(number))
             await producer.flush()
 

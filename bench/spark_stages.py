@@ -209,6 +209,7 @@ def exactly_once(
     make_url: Callable[[], str] | None = None,
     bulk_load: Callable[[], Measurement],
     batch_events: int = SMALL_BATCH_EVENTS,
+    rounds: int = ROUNDS,
 ) -> list[Measurement]:
     """The pipeline with a Python handler: rows and checkpoint in one transaction per partition batch.
 
@@ -244,7 +245,7 @@ def exactly_once(
 
     database_url, _ = run()
     _count_and_drop(database_url)
-    return median_round(_in_turns(measured, bulk_load, ROUNDS))
+    return median_round(_in_turns(measured, bulk_load, rounds))
 
 
 def _count_and_drop(database_url: str) -> int:

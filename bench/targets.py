@@ -1,4 +1,4 @@
-"""The targets for Spark, each beside what this run reached.
+"""The targets of rates, each beside what this run reached.
 
 Rates are targets of a quiet machine of two cores; ratios are of the same run and hold anywhere.
 """
@@ -25,7 +25,22 @@ WINDOWS_BY_HAND: Final = "windows by hand → PostgreSQL"
 size of its micro-batches behind it, where it is compared with the ledger sink."""
 _RATES: Final = {
     "home security, keyed state": HOMES_STATE_EVENTS_PER_S,
+    "ingest, our producer": 400_000,
+    "delivery, our consumer": 500_000,
+    "record batches (all columns)": 1_000_000,
 }
+_RATIOS: Final = {
+    ("ingest, our producer", "ingest, NATS"): 3.0,
+    ("delivery, our consumer", "delivery, NATS"): 1.2,
+    ("delivery, our consumer", "delivery, Redis"): 1.2,
+    ("ingest, official SDK", "official SDK → sink"): 0.9,
+    ("delivery, official SDK", "source → official SDK"): 0.9,
+    ("host, Pipeline → SQLite", "SQLite executemany"): 0.4,
+    ("host, executemany → SQLite", "SQLite executemany"): 0.4,
+    ("host, Pipeline → PostgreSQL", "PostgreSQL executemany"): 0.4,
+    ("host, executemany → PostgreSQL", "PostgreSQL executemany"): 0.4,
+}
+"""Of a stage to a baseline; 1 KB events with two properties where nothing else is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +65,16 @@ def targets_of(stages: Sequence[Measurement]) -> list[Target]:
         rate = READ_EVENTS_PER_S if stage.name.startswith(READ) else _RATES.get(stage.name)
         if rate is not None:
             found.append(Target(stage.name, f"{rate:,} events/s", stage.events_per_s / rate, 1.0))
-        if KAFKA_READ in stage.baselines:
-            found.append(Target(stage.name, KAFKA_READ, stage.baselines[KAFKA_READ], KAFKA_RATIO))
+        found += [
+            Target(stage.name, peer, ratio, _RATIOS[stage.name, peer])
+            for peer, ratio in stage.baselines.items()
+            if (stage.name, peer) in _RATIOS
+        ]
+        found += [
+            Target(stage.name, peer, ratio, KAFKA_RATIO)
+            for peer, ratio in stage.baselines.items()
+            if peer.startswith(KAFKA_READ)
+        ]
         found += [
             Target(stage.name, peer, ratio, 1.0)
             for peer, ratio in stage.baselines.items()
