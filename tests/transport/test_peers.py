@@ -85,6 +85,21 @@ def test_few_elements_of_many_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found, len(read)) == (ip_address("192.0.2.1"), 2)
 
 
+@pytest.mark.parametrize(("name", "hop"), [(b"x-forwarded-for", "10.0.0.2"), (b"forwarded", "for=10.0.0.2")])
+def test_few_proxies_of_many_are_read(monkeypatch: pytest.MonkeyPatch, name: bytes, hop: str) -> None:
+    """A client in a trusted network says that thousands were in a row: before a token, on the event loop."""
+    read: list[str | None] = []
+
+    def parse(text: str | None) -> peers.IpAddress | None:
+        read.append(text)
+        return parse_address(text)
+
+    monkeypatch.setattr(peers, "parse_address", parse)
+    headers = [(name, ",".join([hop.replace("10.0.0.2", "198.51.100.1"), *[hop] * 1_000]).encode())]
+    assert str(PROXIES.client_address(parse_address("10.0.0.1"), headers)) == "10.0.0.2"
+    assert len(read) < 50
+
+
 @pytest.mark.parametrize("name", ["proxy.example.org", "10.0.0.1/8", "", "10.0.0.0/33"])
 def test_trusted_proxy_must_be_an_address_or_a_network(name: str) -> None:
     """A typing mistake does not silently trust nobody, or too many."""

@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from tidegate.model.errors import InvalidArgumentError
@@ -44,6 +45,9 @@ Akamai and Fly."""
 
 _PAIRS_MAX: Final = 32
 """Pairs of one element of ``Forwarded`` that are read (our choice: there are four)."""
+
+_HOPS_MAX: Final = 32
+"""Addresses that are read of one header (our choice: a chain has three, and each takes 8 us on the loop)."""
 
 _IPV6_HOST_BITS: Final = 64
 
@@ -106,7 +110,7 @@ class TrustedProxies:
 
     def _nearest_client(self, peer: IpAddress | None, forwarded_for: Iterable[str]) -> IpAddress | None:
         address = peer
-        for text in forwarded_for:
+        for text in islice(forwarded_for, _HOPS_MAX):
             nearer = parse_address(text)
             if nearer is None:
                 break
