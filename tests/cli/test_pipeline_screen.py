@@ -60,6 +60,16 @@ def test_a_terminal_has_one_line_that_is_redrawn() -> None:
     )
 
 
+def test_records_on_a_terminal_have_it_for_themselves() -> None:
+    """A line that is redrawn would begin the record's line."""
+    stream, errors = Terminal(), Terminal()
+    screen = PipelineScreen(Output(OutputFormat.NL, stream=stream), errors=errors)
+    screen.watch(BATCH, True)
+    screen.close(replace(BATCH, state=PipelineState.STOPPED))
+    assert json.loads(stream.getvalue())["batch"] == 41
+    assert errors.getvalue().startswith("Stopped: ")
+
+
 def test_one_is_not_many() -> None:
     """One event, row, dead letter and micro-batch are singular, none and more are plural."""
     one = replace(BATCH, events=1, events_total=1, batches=1, rows=1, dead_letters_open=1)

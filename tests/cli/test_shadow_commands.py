@@ -222,7 +222,9 @@ def test_the_whole_walk(place: Place) -> None:
     assert "Replayed 10 events" in place.run("replay", name="former").err
     assert place.run("swap", name="former").code == 0
     assert [celsius for *_, celsius in place.rows()] == [n for _ in "01" for n in range(25) if n != 7]
-    assert place.run("drop").code == 0
+    assert "Dropped the shadow v2" in place.run("drop").err
+    again = place.run("drop")
+    assert (again.code, "has no shadow v2: nothing was dropped" in again.err) == (0, True)
     assert place.table_names() == {"reading"}
     with Database.open(place.url) as database, database.read() as connection:
         groups = connection.exec_driver_sql(

@@ -32,20 +32,26 @@ class RetentionClock:
         """When the wall clock was first seen ahead; None: it is not."""
         self._ahead_least_ms = 0
         """How far ahead it was at every look since then."""
+        self._is_first_look = True
+        """Since the start, before which nothing may have been stored for a long time."""
 
     def time_ms(self, wall_ms: int, now_s: float) -> int:
         """The time to go by, never after ``wall_ms``."""
         expected_ms = self._believed_ms + int((now_s - self._believed_at_s) * 1000)
         ahead_ms = wall_ms - expected_ms
+        is_first, self._is_first_look = self._is_first_look, False
         if ahead_ms <= JUMP_MS:
             self._ahead_since_s = None
             return self._believe(wall_ms, now_s)
         if self._ahead_since_s is None:
             self._ahead_since_s, self._ahead_least_ms = now_s, ahead_ms
-            _logger.warning(
-                "The clock is %.0f s ahead of what was expected. Retention by age ignores that for %.0f s: "
-                "if the clock is wrong, correct it before then.",
+            what = "of the newest event" if is_first else "of what was expected"
+            _logger.log(
+                logging.INFO if is_first else logging.WARNING,
+                "The clock is %.0f s ahead %s. Retention by age ignores that for %.0f s: if the clock is "
+                "wrong, correct it before then.",
                 ahead_ms / 1000,
+                what,
                 CONFIRM_S,
             )
         self._ahead_least_ms = min(self._ahead_least_ms, ahead_ms)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tidegate.cli.hosts.report import ENCODER, HostReport
 from tidegate.cli.shell.exit_codes import exit_code_of
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.render import remark
+from tidegate.cli.shell.render import counted, remark
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.limits import spelled_group
 from tidegate.processor.declared import load_declared
@@ -77,7 +77,8 @@ async def run_host(host: EventProcessorHost, report: Callable[[HostReport], None
                     last.push_async_callback(close)
         with contextlib.suppress(BrokenPipeError):
             report(HostReport.of(host))
-    _logger.info("Host %s has stopped: %d events processed", host.host_name, host.statistics().events_total)
+    events = counted(host.statistics().events_total, "event")
+    _logger.info("Host %s has stopped: %s processed", host.host_name, events)
 
 
 async def _report_forever(host: EventProcessorHost, report: Callable[[HostReport], None]) -> None:
@@ -95,10 +96,10 @@ async def _report_forever(host: EventProcessorHost, report: Callable[[HostReport
         if found.events_total != logged:
             rate = (found.events_total - logged) / (_REPORTS_PER_LINE * REPORT_INTERVAL_S)
             _logger.info(
-                "Host %s: %d partitions, %d events, %.0f events/s",
+                "Host %s: %s, %s, %.0f events/s",
                 host.host_name,
-                len(found.partitions),
-                found.events_total,
+                counted(len(found.partitions), "partition"),
+                counted(found.events_total, "event"),
                 rate,
             )
             logged = found.events_total

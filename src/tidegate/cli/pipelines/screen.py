@@ -28,7 +28,8 @@ class PipelineScreen:
         if not output.is_table:
             self._records = output.record_stream(tuple(_ATTRIBUTES))
             self._records.flush()
-        self._is_redrawn = self._errors.isatty()
+        # Records on a terminal would continue the line.
+        self._is_redrawn = self._errors.isatty() and (output.is_table or not output.is_terminal)
         self._lock = threading.Lock()
 
     def watch(self, status: PipelineStatus, is_batch: bool) -> None:

@@ -138,11 +138,14 @@ def drop(pipeline: str, shadow: str, database: str | None) -> None:
 
     made = shadow_of(load_declared_pipeline(pipeline), shadow)
     with _not_running(made.query_name), open_database(database) as opened:
-        drop_shadow(opened, made)
+        is_dropped = drop_shadow(opened, made)
         # Spark's own directory would continue where the dropped shadow was.
         directory = PipelineFiles.of_user(os.environ).checkpoint_dir(made.query_name)
         shutil.rmtree(directory, ignore_errors=True)
-    remark(f"Dropped the shadow {shadow} of {made.pipeline_name}.")
+    if is_dropped:
+        remark(f"Dropped the shadow {shadow} of {made.pipeline_name}.")
+    else:
+        remark(f"{made.pipeline_name} has no shadow {shadow}: nothing was dropped.")
 
 
 def shadow_of(declared: StreamPipeline, name: str) -> Shadow:

@@ -72,9 +72,10 @@ def swap_shadow(database: Database, shadow: Shadow) -> None:
         done.drop(connection)
 
 
-def drop_shadow(database: Database, shadow: Shadow) -> None:
+def drop_shadow(database: Database, shadow: Shadow) -> bool:
     """Delete a shadow's table, checkpoints and dead letters; what is missing is ignored.
 
+    Returns whether there was a table.
     Raises ShadowError if a swap was interrupted, DatabaseError and DatabaseUnavailableError.
     """
     with _unit(database, shadow) as unit, unit.translating("dropping a shadow"):
@@ -86,7 +87,10 @@ def drop_shadow(database: Database, shadow: Shadow) -> None:
             )
         # In this order: a table without a checkpoint is refused by a replay, the reverse would go unnoticed.
         forget_consumer(connection, shadow.consumer)
-        shadow.shadow_table().drop(connection, checkfirst=True)
+        table = shadow.shadow_table()
+        is_there = inspect(connection).has_table(table.name, schema=table.schema)
+        table.drop(connection, checkfirst=True)
+    return is_there
 
 
 def _unit(database: Database, shadow: Shadow) -> UnitOfWork:
