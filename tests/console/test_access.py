@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import queue
 import socket
 import ssl
@@ -22,6 +23,7 @@ from urllib.parse import urlencode
 
 import pytest
 from starlette.requests import Request
+from starlette.staticfiles import StaticFiles
 from tests.console.explorer_support import send_events
 from tests.console.support import PlainBrowser, assert_accessible, console_service
 from tools.vendoring import MANIFEST, VENDOR_DIRECTORY
@@ -540,6 +542,23 @@ def test_every_answer_has_the_security_headers(plain_browser: PlainBrowser) -> N
     # A stranger may ask for a hundred parts of one, each of which takes the service two turns of a thread.
     part = plain_browser.get(static, headers={"Range": "bytes=0-0,2-2"})
     assert (part.status, part.body) == (200, plain_browser.get(static).body)
+
+
+def test_no_file_is_looked_for_in_many_folders(
+    plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger may ask for one in four thousand: 20 ms of a thread, which keeps the event loop waiting."""
+    looked: list[str] = []
+    look = StaticFiles.lookup_path
+
+    def watched(files: StaticFiles, path: str) -> tuple[str, os.stat_result | None]:
+        looked.append(path)
+        return look(files, path)
+
+    monkeypatch.setattr(StaticFiles, "lookup_path", watched)
+    paths = ("console.css", "a/" * 4_000)
+    assert [plain_browser.get(f"/console/static/{path}").status for path in paths] == [200, 404]
+    assert looked == ["console.css"]
 
 
 def test_the_gateways_addresses_are_not_the_consoles(

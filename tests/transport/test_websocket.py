@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame
 from websockets.typing import Subprotocol
 
@@ -145,6 +145,17 @@ async def test_bytes_both_ways() -> None:
         receiver.stream.write([data[:5], bytearray(data[5:100]), memoryview(data)[100:]])
         assert await _read(client, len(data)) == (data, MESSAGE_BYTES_MAX)
         assert receiver.stream.peer_name.endswith("(WebSocket)")
+
+
+async def test_a_handshake_that_lists_much_is_refused() -> None:
+    """Protects the loop from a stranger: the library took 12 ms for 8 KB of them, in one step."""
+    async with _serving() as service:
+        many = [Subprotocol("amqp"), *[Subprotocol("x")] * 40]
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"ws://127.0.0.1:{service.port}/path", subprotocols=many):
+                pass
+    assert refused.value.response.status_code == 400
+    assert b"list more than" in (refused.value.response.body or b"")
 
 
 async def test_a_flood_of_small_frames_is_parsed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

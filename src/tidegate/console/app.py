@@ -72,6 +72,9 @@ _OPEN_PATHS: Final = (STATIC_PATH, "/console/sign-in", "/console/sign-out")
 _DRAWN_S: Final = 0.5
 """Seconds for which live parts are used again, at least: half of the time between two samples."""
 
+_SLASHES_MAX: Final = 8
+"""In the path of a static file."""
+
 _LIVE_PATH: Final = "/console/live/"
 
 SECURITY_HEADERS: Final = {
@@ -197,10 +200,12 @@ class ConsoleRoute(BaseRoute):
 
 
 class _WholeFiles(StaticFiles):
-    """As Starlette's, without ranges: each of a hundred in one request costs a stranger nothing, and the
-    service some turns of a thread."""
+    """As Starlette's, without ranges, and in few folders: each of a hundred ranges, or a thousand folders, in
+    one request costs a stranger nothing, and the service some turns of a thread."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].count("/") > _SLASHES_MAX:
+            raise HTTPException(404)
         headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
         await super().__call__({**scope, "headers": headers}, receive, send)
 

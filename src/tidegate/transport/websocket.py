@@ -56,6 +56,12 @@ PINGS_MAX: Final = 1000
 """Pings that are answered while the peer does not read (our choice: clients send one every few seconds). Each
 answer is up to 127 bytes, which stay in memory."""
 
+_LISTED_MAX: Final = 32
+"""Commas in the headers of a handshake that are lists (our choice: clients send three at most). The library
+takes 4 us for each item, in one step of the event loop."""
+
+_LISTS: Final = ("Connection", "Upgrade", "Sec-WebSocket-Protocol", "Sec-WebSocket-Extensions")
+
 _PROTOCOL_LOG = logging.getLogger(f"{__name__}.protocol")
 # The library logs the contents of frames at debug level, including tokens.
 _PROTOCOL_LOG.setLevel(logging.ERROR)
@@ -267,6 +273,10 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
             self._refuse(
                 403, f"Pages of {origins[0][:200]} may not connect; see the setting allowed_origins."
             )
+            return
+        lists = (value for name in _LISTS for value in request.headers.get_all(name))
+        if sum(value.count(",") for value in lists) > _LISTED_MAX:
+            self._refuse(400, f"The headers of the handshake list more than {_LISTED_MAX} items.")
             return
         response = self._protocol.accept(request)
         if response.status_code != 101:
