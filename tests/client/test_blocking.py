@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import signal
+import threading
+import warnings
+from functools import partial
 
 import pytest
 
@@ -35,10 +40,46 @@ def test_a_coroutine_runs_on_the_background_loop() -> None:
             cancelled.append(1)
             raise
 
-    assert run_blocking(answer()) == os.getpid()
+    assert run_blocking(answer) == os.getpid()
     with pytest.raises(KeyError, match="mine"):
-        run_blocking(fail())
+        run_blocking(fail)
     with pytest.raises(OperationTimeoutError):
-        run_blocking(hang(), timeout_s=0.01)
-    run_blocking(asyncio.sleep(0))
+        run_blocking(hang, timeout_s=0.01)
+    run_blocking(partial(asyncio.sleep, 0))
     assert cancelled == [1]
+
+
+def test_ctrl_c_at_any_moment_leaves_no_coroutine_that_never_ran() -> None:
+    """Python would warn of it on standard error, behind the output of a program that ended in order."""
+
+    async def answer() -> int:
+        return 1
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    is_over = threading.Event()
+
+    def send() -> None:
+        while not is_over.wait(0.0003):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    sender = threading.Thread(target=send)
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            sender.start()
+            interrupts = 0
+            while interrupts < 600:
+                try:
+                    run_blocking(answer)
+                except KeyboardInterrupt:
+                    interrupts += 1
+            is_over.set()
+            gc.collect()
+    finally:
+        is_over.set()
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert [str(each.message) for each in found] == []

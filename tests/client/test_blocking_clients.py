@@ -109,7 +109,7 @@ def test_failed_events_go_to_on_error_which_must_not_wait_for_itself(connection_
             inner._seal(inner._lanes_by_id["0"])
             sender.close(ClosedError("cut"))
 
-        run_blocking(fail())
+        run_blocking(fail)
         producer.flush()
     assert isinstance(seen[0], FailedEvents)
     assert "its own event loop" in str(seen[1])

@@ -51,7 +51,7 @@ def send_events(
         async with EventHubProducer.from_connection_string(service.connection_string, hub) as producer:
             await producer.send(events, partition_id=None if key else partition, partition_key=key)
 
-    run_blocking(send())
+    run_blocking(send)
 
 
 def rows_of(answer: Answer) -> list[str]:

@@ -35,7 +35,7 @@ def _send(service: HubService, hub: str, count: int, partition_id: str) -> None:
         async with EventHubProducer.from_connection_string(service.connection_string, hub) as producer:
             await producer.send([EventData(b"x" * 50) for _ in range(count)], partition_id=partition_id)
 
-    run_blocking(send())
+    run_blocking(send)
 
 
 def _signed_in(service: HubService, hub: str | None, claim: Claim) -> PlainBrowser:
@@ -187,7 +187,7 @@ def test_consumer_groups_and_who_reads(service: HubService, plain_browser: Plain
                 plain_browser.get(f"/hubs/{hub}/delete").text,
             )
 
-    groups, group, whole = run_blocking(look_while_reading())
+    groups, group, whole = run_blocking(look_while_reading)
     row = re.search(r">reports<.*?</tr>", groups, re.DOTALL)
     assert row is not None
     assert re.findall(r'class="n">(\d+)<', row[0]) == ["1", "1"]

@@ -139,7 +139,7 @@ def test_user_metadata_is_kept(service: HubService, atom: Atom) -> None:
         async with EventHubAdministrator.from_connection_string(service.connection_string) as administrator:
             return (await administrator.get_event_hub("atom-note")).user_metadata
 
-    assert run_blocking(read()) == note
+    assert run_blocking(read) == note
     assert atom.ask("PUT", "/atom-note", _description(EVENT_HUB), if_match="*")[0] == 200
     assert atom.property("/atom-note", "UserMetadata") == note
     emptied = _description(EVENT_HUB, UserMetadata="")

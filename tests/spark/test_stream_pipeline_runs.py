@@ -52,7 +52,7 @@ def publish_flights(service: HubService, hub: str, flights: Sequence[dict[str, o
                 await producer.enqueue(EventData(json.dumps(flight).encode()), partition_key=key)
             await producer.flush()
 
-    run_blocking(send())
+    run_blocking(send)
 
 
 def some_flights(seed: int, count: int) -> list[dict[str, object]]:

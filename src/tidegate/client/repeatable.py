@@ -111,13 +111,13 @@ class RepeatableProducer(Closing):
     def layout(self) -> HubLayout:
         """Partitions and sizes, as last read. Raises as ``EventHubProducer.start``."""
         if self._layout is None:
-            self._layout = run_blocking(self._learn_layout())
+            self._layout = run_blocking(self._learn_layout)
         return self._layout
 
     def read_partitions(self) -> None:
         """Read the hub's partitions again, for the next ``begin``: some may have been added."""
         layout = self.layout
-        found = run_blocking(read_event_hub(self._own_connector(), self._audience, self.event_hub))
+        found = run_blocking(lambda: read_event_hub(self._own_connector(), self._audience, self.event_hub))
         self._layout = replace(layout, partition_ids=tuple(found.partition_ids))
 
     def begin(self, identity: ProducerIdentity) -> RepeatableWork:
@@ -128,7 +128,7 @@ class RepeatableProducer(Closing):
         """Close the connection. Idempotent; does nothing in a forked child."""
         connector, self._connector = self._connector, None
         if connector is not None and self._process_id == os.getpid():
-            run_blocking(connector.close())
+            run_blocking(connector.close)
 
     # --- on the background loop ---------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class RepeatableWork(Closing):
 
     def find_stored(self, partition_ids: Iterable[str]) -> frozenset[str]:
         """The partitions that have events of an earlier run of this work. Call it before ``submit``."""
-        return run_blocking(self._find_stored(partition_ids))
+        return run_blocking(lambda: self._find_stored(partition_ids))
 
     def submit(self, partition_id: str, sections: bytes, event_count: int) -> None:
         """Send the next batch of a partition; returns when there is room for another one.
@@ -203,7 +203,7 @@ class RepeatableWork(Closing):
         """
         if partition_id not in self._layout.partition_ids:
             raise no_partition(self._producer.event_hub, partition_id, self._layout.partition_ids)
-        run_blocking(self._submit(partition_id, sections, event_count))
+        run_blocking(lambda: self._submit(partition_id, sections, event_count))
 
     def flush(self) -> int:
         """Wait until all submitted events are stored; returns how many an earlier run had stored.
@@ -211,11 +211,11 @@ class RepeatableWork(Closing):
         Raises RepeatDiffersError if an earlier run stored more or different events; ProducerEpochStolenError
         if a later epoch has begun; after the retries BrokenError, OperationTimeoutError or ServerBusyError.
         """
-        return run_blocking(self._flush())
+        return run_blocking(self._flush)
 
     def close(self) -> None:
         """Detach; unacknowledged events may be stored. Idempotent."""
-        run_blocking(self._close())
+        run_blocking(self._close)
 
     # --- on the background loop ---------------------------------------------------------------------------
 

@@ -201,7 +201,7 @@ class TestedEventHub:
                 events = map(EventData, bodies)
                 await producer.send(events, partition_id=partition_id, partition_key=partition_key)
 
-        run_blocking(send())
+        run_blocking(send)
 
     def events(self) -> list[ReceivedEvent]:
         """All events, bypassing all faults: partition by partition, in order."""

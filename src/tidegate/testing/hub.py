@@ -151,7 +151,7 @@ class HubService(_Hub):
         assert self._loop is None, "the service is running already"
         loop, server = BackgroundLoop("tidegate-hub", new_event_loop), TidegateServer(self._settings())
         try:
-            self._remember(loop.run(server.start(), _START_TIMEOUT_S))
+            self._remember(loop.run(server.start, _START_TIMEOUT_S))
         except BaseException:
             loop.close()
             raise
@@ -164,7 +164,7 @@ class HubService(_Hub):
         self._loop = self._server = None
         if loop is not None and server is not None:
             try:
-                loop.run(server.close(), _STOP_TIMEOUT_S)
+                loop.run(server.close, _STOP_TIMEOUT_S)
             finally:
                 loop.close()
                 self._ready = None
@@ -178,7 +178,7 @@ class HubService(_Hub):
         async def run() -> T:
             return await function(server)
 
-        return loop.run(run(), _START_TIMEOUT_S)
+        return loop.run(run, _START_TIMEOUT_S)
 
     def ask(self, function: Callable[[TidegateServer], T]) -> T:
         """As ``call``, for a plain function."""

@@ -162,8 +162,8 @@ def event_reader(
             where: ServiceConnection | ReadyInformation = service.connection()
         else:
             server = _server_of(data_dir)
-            where = run_blocking(server.start())
-            stack.callback(lambda: run_blocking(server.close()))
+            where = run_blocking(server.start)
+            stack.callback(lambda: run_blocking(server.close))
         reader = BlockingConsumer(
             where.connection_string, hub, consumer_group=group, ca_file=where.ca_file, is_peeking=True
         )

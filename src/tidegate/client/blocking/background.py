@@ -9,6 +9,8 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from tidegate.model.errors import InvalidArgumentError, OperationTimeoutError
@@ -35,28 +37,58 @@ class BackgroundLoop:
         self._thread.start()
         started.wait()
 
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
+    def run(self, start: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None) -> T:
         """Run a coroutine on the loop; see ``run_blocking``."""
         if threading.current_thread() is self._thread:
-            coroutine.close()
             raise InvalidArgumentError(
                 "A blocking client was called on its own event loop, and would wait for itself.",
                 next_step="In on_error, note what failed, and send it again in another thread.",
             )
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        done: Future[T] = Future()
+        task: asyncio.Task[T] | None = None
+
+        def begin() -> None:
+            nonlocal task
+            if done.cancelled():
+                return
+            try:
+                task = self._loop.create_task(start())
+            except Exception as error:  # it belongs to the caller
+                done.set_exception(error)
+            else:
+                task.add_done_callback(partial(_hand_on, done))
+
+        def cancel() -> None:
+            if task is not None:
+                task.cancel()
+
         try:
-            return future.result(timeout_s)
+            self._loop.call_soon_threadsafe(begin)
+            return done.result(timeout_s)
         except TimeoutError as error:
-            if future.done():
+            if done.done():
                 raise  # the coroutine's own
             raise OperationTimeoutError(f"The operation did not finish within {timeout_s} s.") from error
         finally:
-            future.cancel()  # an interrupt in this thread must not leave it running
+            if done.cancel():  # an interrupt in this thread must not leave it running
+                self._loop.call_soon_threadsafe(cancel)
 
     def close(self) -> None:
         """Cancel what still runs, and end the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+
+def _hand_on(done: Future[T], task: asyncio.Task[T]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if done.cancelled():
+        return
+    if task.cancelled():
+        done.cancel()
+    elif error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(task.result())
 
 
 _current: BackgroundLoop | None = None
@@ -83,9 +115,11 @@ def _background() -> BackgroundLoop:
     return _current
 
 
-def run_blocking(coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+def run_blocking(start: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
     """Run a coroutine on this process's background loop and return its result.
 
+    start: makes the coroutine, on that loop. If Ctrl-C came between its making and its start, it would never
+    run, and Python would warn of it.
     timeout_s: then the coroutine is cancelled and OperationTimeoutError raised; None waits forever.
     """
-    return _background().run(coroutine, timeout_s)
+    return _background().run(start, timeout_s)

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, Unpack
 
 from tidegate.client.arrow import load_batches
@@ -180,12 +181,12 @@ class BlockingConsumer(Closing):
         async def open_receiver() -> EventHubReceiver:
             return self._consumer(self._hub()).receive(position, prefetch_bytes=self._prefetch_bytes)
 
-        receiver = run_blocking(open_receiver())
+        receiver = run_blocking(open_receiver)
         try:
-            while events := run_blocking(receiver.receive(max_wait_s=max_wait_s)):
+            while events := run_blocking(lambda: receiver.receive(max_wait_s=max_wait_s)):
                 yield from events
         finally:
-            run_blocking(receiver.close())
+            run_blocking(receiver.close)
 
     def __iter__(self) -> Iterator[ReceivedEvent]:
         """``receive()``: waits for new events forever."""
@@ -269,7 +270,7 @@ class BlockingConsumer(Closing):
             assert isinstance(position.value, datetime)
             if last_time is None or last_time < position.value:
                 return until
-        events = run_blocking(self._receive_first(position, ends.partition_id))
+        events = run_blocking(lambda: self._receive_first(position, ends.partition_id))
         return events.sequence_numbers[0] if len(events) else until
 
     async def _receive_first(self, position: EventPosition, partition_id: str) -> EncodedEvents:
@@ -304,7 +305,7 @@ class BlockingConsumer(Closing):
         async def fetch() -> list[FetchedRange]:
             return await asyncio.gather(*(self._fetch(each, timeout_s, left) for each in wanted))
 
-        return run_blocking(fetch())
+        return run_blocking(fetch)
 
     def read_events(
         self,
@@ -349,7 +350,7 @@ class BlockingConsumer(Closing):
                 for consumer in state.consumers.values():
                     await consumer.close()
 
-            run_blocking(close_all())
+            run_blocking(close_all)
 
     # --- coroutines, run on the background loop -------------------------------------------------------------
 
@@ -357,7 +358,7 @@ class BlockingConsumer(Closing):
         async def ask() -> T:
             return await question(self._consumer(self._hub()))
 
-        return run_blocking(ask())
+        return run_blocking(ask)
 
     def _hub(self) -> str:
         return event_hub_of(self._connection_string, self._event_hub)
@@ -385,16 +386,18 @@ class BlockingConsumer(Closing):
     ) -> Iterator[EncodedEvents]:
         if wanted.start == wanted.until:
             return
-        receiver = run_blocking(self._check_out(wanted, self._prefetch_bytes, max(timeout_s, _QUOTA_WAIT_S)))
+        receiver = run_blocking(
+            lambda: self._check_out(wanted, self._prefetch_bytes, max(timeout_s, _QUOTA_WAIT_S))
+        )
         next_number = wanted.start
         try:
             while next_number < wanted.until:
-                chunks = run_blocking(_next_chunks(receiver, wanted, next_number, timeout_s))
+                chunks = run_blocking(partial(_next_chunks, receiver, wanted, next_number, timeout_s))
                 next_number = chunks[-1].sequence_numbers[-1] + 1
                 yield from _within(chunks, wanted)
         finally:
             is_reusable = is_continued and next_number == wanted.until
-            run_blocking(self._check_in(wanted, receiver, wanted.until if is_reusable else None))
+            run_blocking(lambda: self._check_in(wanted, receiver, wanted.until if is_reusable else None))
 
     async def _fetch(self, wanted: _Range, timeout_s: float, left: _BytesLeft) -> FetchedRange:
         """Fetch as much of a range as the remaining bytes allow. Does not raise."""

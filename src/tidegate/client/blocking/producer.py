@@ -131,4 +131,4 @@ class BlockingProducer(Closing):
                 self._producer, self._process_id = self._make(), os.getpid()
             return await call(self._producer)
 
-        return run_blocking(run())
+        return run_blocking(run)

@@ -63,7 +63,7 @@ class CarefulCommits:
         events = patiently(lambda: self._events(partition_id, rows), what)
         outcome = patiently(
             lambda: run_blocking(
-                transactions.process(
+                lambda: transactions.process(
                     events,
                     start_sequence_number=int(numbers[0]),
                     until_sequence_number=int(numbers[-1]) + 1,
