@@ -233,6 +233,12 @@ def test_only_short_parts_of_an_open_are_kept() -> None:
 def test_what_was_given_back_takes_little() -> None:
     """Protects memory: a connection kept 1.1 MB, counted nowhere, of 5,000 sessions that had begun and
     ended, and a session likewise of its ended links."""
+    # The least of some: what other threads of this process allocate meanwhile is counted as well.
+    assert min(_kept_of_ended() for _ in range(4)) < 8192
+
+
+def _kept_of_ended() -> int:
+    """Bytes that a connection keeps of 149 sessions and links that have ended."""
     server = Connection(ConnectionConfiguration("server", handle_max=999), role=Role.SERVER, now=0.0)
     server.receive_data(AMQP_HEADER.encode(), now=0.0)
 
@@ -256,8 +262,9 @@ def test_what_was_given_back_takes_little() -> None:
     send(0, begin)
     use(range(1, 20))
     tracemalloc.start()
-    use(range(1, 150))
-    gc.collect()
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held < 8192
+    try:
+        use(range(1, 150))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
