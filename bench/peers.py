@@ -45,7 +45,7 @@ _progress = Console(stderr=True)
 
 
 class PeerServer(TemporaryServer):
-    """A log of somebody else's, with the two things that are measured."""
+    """Another project's log, with the two things that are measured."""
 
     name: str
     program: str

@@ -41,3 +41,19 @@ def test_no_module_starts_a_thread_that_a_fork_would_lose() -> None:
     assert len(names) >= 1
     assert [name for name in names if name != "jemalloc_bg_thd" and not name.startswith("python")] == []
     assert sum(name.startswith("python") for name in names) == 1
+
+
+@_LINUX
+@pytest.mark.spark
+@pytest.mark.programs
+def test_workers_that_a_query_cuts_off_end_silently() -> None:
+    """Protects the output of every program: each of them left a traceback of BrokenPipeError in it."""
+    program = (
+        "from tidegate.spark import spark_session\n"
+        "spark = spark_session('cut')\n"
+        "rows = spark.range(0, 3_000_000, 1, 4).mapInArrow(lambda batches: batches, 'id long')\n"
+        "print(*(len(rows.limit(3).collect()) for _ in range(6)))\n"
+        "spark.stop()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (run.stdout, "Traceback" in run.stderr) == ("3 3 3 3 3 3\n", False), run.stderr
