@@ -21,7 +21,7 @@ import socket
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -83,9 +83,13 @@ class PeerServer(TemporaryServer):
             process.wait(_TIMEOUT_S)
         self._processes.clear()
 
-    @property
-    def _process_id(self) -> int:
-        return self._processes[self.program].pid
+    def _timed(self, what: str, events: int, event_bytes: int) -> AbstractContextManager[Measurement]:
+        return timed(
+            f"{what}, {self.name}",
+            events=events,
+            payload_bytes=events * event_bytes,
+            service_pid=self._processes[self.program].pid,
+        )
 
     def _connect(self) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self._port), timeout=_TIMEOUT_S)
@@ -124,12 +128,7 @@ class NatsServer(PeerServer):
                 b"PUB bench.%d ack %d\r\n%b\r\n" % (number % _STREAMS, len(body), body)
                 for number, body in enumerate(bodies)
             )
-            with timed(
-                f"ingest, {self.name}",
-                events=len(bodies),
-                payload_bytes=sum(map(len, bodies)),
-                service_pid=self._process_id,
-            ) as measurement:
+            with self._timed("ingest", len(bodies), len(bodies[0])) as measurement:
                 _write(connection, blocks, len(bodies), b'"seq":')
         return measurement
 
@@ -137,12 +136,7 @@ class NatsServer(PeerServer):
         """A push consumer without acknowledgements."""
         with self._connected() as connection:
             connection.sendall(b"SUB read 3\r\n")
-            with timed(
-                f"delivery, {self.name}",
-                events=events,
-                payload_bytes=events * event_bytes,
-                service_pid=self._process_id,
-            ) as measurement:
+            with self._timed("delivery", events, event_bytes) as measurement:
                 configuration = {
                     "deliver_subject": "read",
                     "ack_policy": "none",
@@ -201,12 +195,7 @@ class RedisServer(PeerServer):
                 % (number % _STREAMS, len(body), body)
                 for number, body in enumerate(bodies)
             )
-            with timed(
-                f"ingest, {self.name}",
-                events=len(bodies),
-                payload_bytes=sum(map(len, bodies)),
-                service_pid=self._process_id,
-            ) as measurement:
+            with self._timed("ingest", len(bodies), len(bodies[0])) as measurement:
                 _write(connection, blocks, len(bodies), b"$")
         return measurement
 
@@ -214,12 +203,7 @@ class RedisServer(PeerServer):
         """Each stream from its beginning, a thousand events at a time."""
         with (
             self._connect() as connection,
-            timed(
-                f"delivery, {self.name}",
-                events=events,
-                payload_bytes=events * event_bytes,
-                service_pid=self._process_id,
-            ) as measurement,
+            self._timed("delivery", events, event_bytes) as measurement,
         ):
             for stream in range(_STREAMS):
                 left, after = len(range(stream, events, _STREAMS)), b"-"
