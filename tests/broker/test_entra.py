@@ -304,6 +304,28 @@ def test_a_subject_passes_for_no_other_name() -> None:
     assert Actor.of([grant], UNKNOWN_PEER).policy == name
 
 
+@pytest.mark.parametrize(
+    "oids",
+    [
+        ("alice", "alice\u200b", "ali\nce", "alice\ud800", "alice\udfff"),
+        ("a" * 100, "a" * 101, "a" * 100 + "b", "a" * 100 + "\u200b"),
+    ],
+)
+def test_no_two_subjects_have_one_name(oids: tuple[str, ...]) -> None:
+    """Neither a character that is not shown nor a long beginning makes a principal pass for another."""
+    authorizer = Authorizer([])
+    authorizer.entra = _tokens(
+        TokenIssuer(_ISSUER.issuer, roles=(RoleAssignment(Role.OWNER, app_role="Reader"),))
+    )
+    tokens = [_signed(oid=oid, roles=["Reader"]) for oid in oids]
+    names = {authorizer.authorize(token, "orders", now_utc=_NOW).policy_name for token in tokens}
+    assert len(names) == len(oids)
+    assert all(name.isprintable() and len(name) < 300 for name in names)
+    with pytest.raises(UnauthorizedError, match="has no role") as caught:
+        authorizer.authorize(_signed(oid="ali\nce"), "orders", now_utc=_NOW)
+    assert "\n" not in str(caught.value)
+
+
 def test_signatures_are_checked_as_before_and_nothing_else_without_issuers() -> None:
     """A SharedAccessSignature never reaches the issuers; a JSON Web Token needs one."""
     authorizer = Authorizer([])

@@ -386,7 +386,7 @@ def _grant_of_principal(entra: EntraTokens, token: str, wanted: Audience, now_ut
     # All that its roles reach, and not only ``wanted``: no audience is in the token.
     resource = Audience("", entity_path(reach) if reach else NAMESPACE)
     # Quoted, because the audit trail joins names with ", ", and an issuer may sign any text as a subject.
-    name = f"entra:{quote(principal.name, safe=':/')}@{principal.issuer}"
+    name = f"entra:{quote(principal.name, safe=':/', errors='surrogatepass')}@{principal.issuer}"
     return Grant(name, resource, claims, principal.expiry, reach, is_of_principal=True)
 
 

@@ -10,6 +10,7 @@ event loop), it is only given those whose signature has been found right; a forg
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Principal:
 
     issuer: str
     name: str
-    """Of the issuer: another may have one that is alike."""
+    """Of the issuer: another may have one that is alike. May hold any character: quote it."""
     expiry: int
     """Unix time in seconds."""
     _claims_by_hub: Mapping[str, frozenset[Claim]]
@@ -232,8 +233,15 @@ def _principal(issuer: TokenIssuer, claims: Mapping[str, Any], expiry: int) -> P
         hub = (each.event_hub or "").lower()
         rights[hub] = rights.get(hub, frozenset()) | each.role.claims
     name = next((each for key in ("oid", "sub") if isinstance(each := claims.get(key), str)), "")
-    shown = "".join(each for each in name[:_NAME_CHARACTERS_MAX] if each.isprintable())
-    return Principal(issuer.issuer, shown or "(unnamed)", expiry, rights)
+    return Principal(issuer.issuer, _shortened(name) or "(unnamed)", expiry, rights)
+
+
+def _shortened(name: str) -> str:
+    """No two names alike, as subjects may be chosen: a long one is longer than any that is left whole."""
+    if len(name) <= _NAME_CHARACTERS_MAX:
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return f"{name[:_NAME_CHARACTERS_MAX]}~{digest[:32]}"
 
 
 def _strings_in(claims: Mapping[str, Any], name: str) -> set[str]:
