@@ -71,6 +71,33 @@ def test_client_address_is_what_trusted_proxies_wrote(
     )
 
 
+@pytest.mark.parametrize(
+    ("peer", "headers", "expected"),
+    [
+        ("192.0.2.9", [("x-forwarded-proto", "https")], False),
+        ("10.0.0.1", [], False),
+        ("10.0.0.1", [("x-forwarded-proto", "https")], True),
+        ("10.0.0.1", [("x-forwarded-proto", "https, http")], False),
+        ("10.0.0.1", [("x-forwarded-proto", "http"), ("x-forwarded-proto", "HTTPS")], True),
+        ("10.0.0.1", [("forwarded", 'for=1.1.1.1;proto=http, for=1.1.1.1;Proto="https"')], True),
+        ("10.0.0.1", [("forwarded", "for=1.1.1.1;proto=https"), ("forwarded", "for=1.1.1.1")], False),
+        # A client sends the one that the proxy does not write, before or behind the other.
+        ("10.0.0.1", [("x-forwarded-proto", "http"), ("forwarded", "proto=https")], False),
+        ("10.0.0.1", [("forwarded", "proto=https"), ("x-forwarded-proto", "http")], False),
+        ("10.0.0.1", [("x-forwarded-proto", "https"), ("forwarded", "for=1.1.1.1;proto=http")], False),
+        # A header without a scheme says nothing.
+        ("10.0.0.1", [("x-forwarded-proto", "https"), ("forwarded", "for=1.1.1.1")], True),
+        ("10.0.0.1", [("x-forwarded-proto", ""), ("forwarded", "proto=https")], True),
+    ],
+)
+def test_scheme_is_what_trusted_proxies_wrote(
+    peer: str, headers: list[tuple[str, str]], expected: bool
+) -> None:
+    """No client makes plain HTTP look like HTTPS, for which alone a signature may be."""
+    raw = [(name.encode(), value.encode()) for name, value in headers]
+    assert PROXIES.is_https(ip_address(peer), raw) is expected
+
+
 def test_few_elements_of_many_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the loop from a stranger behind a proxy: 60 KB of commas took 14 ms."""
     read: list[str] = []

@@ -96,17 +96,18 @@ class TrustedProxies:
 
     def is_https(self, peer: IpAddress | None, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether a trusted proxy reports that it received a request by HTTPS: in ``X-Forwarded-Proto``, or
-        as ``proto`` in ``Forwarded``; the last entry counts. Arguments as in ``client_address``."""
+        as ``proto`` in ``Forwarded``; of each, the last entry counts. False if both say it, and differ: the
+        client has set one of them. Arguments as in ``client_address``."""
         if peer not in self:
             return False
-        schemes = ""
+        schemes: dict[bytes, str] = {}
         for name, value in headers:
-            text = value.decode("latin-1").rpartition(",")[2]
+            last = value.decode("latin-1").rpartition(",")[2]
             if name == b"x-forwarded-proto":
-                schemes = text
+                schemes[name] = last.strip()
             elif name == b"forwarded":
-                schemes = _said_of("proto", text) or schemes
-        return schemes.strip().lower() == "https"
+                schemes[name] = _said_of("proto", last)
+        return {each.lower() for each in schemes.values() if each} == {"https"}
 
     def _nearest_client(self, peer: IpAddress | None, forwarded_for: Iterable[str]) -> IpAddress | None:
         address = peer

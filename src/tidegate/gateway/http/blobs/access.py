@@ -90,7 +90,7 @@ class BlobAccess:
         Raises BlobRefusedError, InvalidKeyError (a delayed answer), ServerBusyError.
         """
         signed = signed_by(
-            asked, now=self._clock.now_utc().astimezone(UTC), is_https=request.url.scheme == "https"
+            asked, now=self._clock.now_utc().astimezone(UTC), is_https=request.scope["scheme"] == "https"
         )
         name = parse_account(asked.account)
         assert name is not None  # the route matches by it
