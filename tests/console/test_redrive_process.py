@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from tidegate.cli.dead_letters.redrive import redrive
-from tidegate.console.dead_letters.redrive import RedriveProcess, RedriveRequest
+from tidegate.console.dead_letters.redrive import RedriveFailedError, RedriveProcess, RedriveRequest
 from tidegate.console.frame.parts import OwnAddress
+from tidegate.console.frame.rendering import rendered
+from tidegate.console.frame.rights import Rights
 from tidegate.console.jobs.jobs import Job, JobKind
 from tidegate.sql import DeadLetterFilter
 from tidegate.transport.clock import SystemClock
@@ -30,6 +32,31 @@ async def test_long_lines_are_cut() -> None:
     job = Job("1", JobKind.DRY_RUN, "", None, "", SystemClock().now_utc())
     await _Talking("", service, request).run(job)
     assert job.output.splitlines() == ["x" + "ä" * 999 + "\N{REPLACEMENT CHARACTER}"] * 200
+
+
+class _Failing(RedriveProcess):
+    """A command that ends as one without its database."""
+
+    def _command(self) -> Sequence[str]:
+        return [sys.executable, "-c", "exit('Error: There is no SQLite database /srv/letters.db.')"]
+
+
+async def test_a_hubs_policy_does_not_see_where_the_database_is() -> None:
+    """Neither in the reason nor in the output; the namespace's sees both."""
+    request = RedriveRequest("", DeadLetterFilter(), None, 1, is_dry_run=True, actor="")
+    now = SystemClock().now_utc()
+    job = Job("1", JobKind.DRY_RUN, "", "hub", "", now, ended_at=now)
+    with pytest.raises(RedriveFailedError) as failed:
+        await _Failing("", OwnAddress("", None), request).run(job)
+    job.problem = failed.value
+
+    def shown_to(hub: str | None) -> str:
+        rights = Rights("policy", True, True, True, hub)
+        return str(rendered("jobs/job_now.html", {"job": job, "look": "", "rights": rights, "now": now}))
+
+    assert "/srv/letters.db" in shown_to(None)
+    assert "exit code 1" in shown_to("hub")
+    assert "/srv" not in shown_to("hub")
 
 
 @pytest.mark.parametrize("number", ["7", "7,9"])

@@ -33,6 +33,8 @@ _REPORT_BYTES_MAX: Final = 16 * 1024 * 1024
 _ROWS_MAX: Final = 100
 _STOP_S: Final = 5.0
 """Seconds that the process gets to end after SIGTERM; its transactions make SIGKILL harmless."""
+_USAGE: Final = 2
+"""The command's exit code for what was asked wrongly (``cli.shell.exit_codes``)."""
 _COUNTS: Final = (
     "considered",
     "redriven",
@@ -162,9 +164,11 @@ class RedriveProcess:
         said = self._output[-1] if self._output else ""
         if not isinstance(found, dict):
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            # Else it may name the database, or be of a traceback: not for a policy of one hub.
+            why = f" {said}" if code == _USAGE else ""
             raise RedriveFailedError(
-                f"The redrive ended with {how} and no report. {said}".rstrip(),
-                next_step="What it wrote is below; batches that it had committed stay.",
+                f"The redrive ended with {how} and no report.{why}".rstrip(),
+                next_step="Batches that it had committed stay.",
             )
         counts = {name: found[name] for name in _COUNTS if isinstance(found.get(name), int)}
         job.update(
