@@ -3,6 +3,7 @@
     make bench                               all of it, on a quiet machine in less than three hours
     make bench ARGS=--quick                  fewer events and one round, in less than 20 minutes
     make bench ARGS="--only spark"           one part; repeatable, and --list says which there are
+    make bench ARGS=--page                   renew docs/benchmarks.md and its pictures, too
 
 Each part is a process of its own, and what it found is kept in build/bench: a run that was cut off goes on
 with the parts that are missing. What was measured of another commit, or before a change, counts as missing.
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures there, too ('-': stdout)"
     )
+    parser.add_argument("--page", action="store_true", help="write docs/benchmarks.md, too")
     parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -67,6 +70,11 @@ def main() -> None:
         print_all(found)
         if given.json is not None:
             given.json.write_text(as_json(found))
+    if given.page:
+        from bench.page import write_page  # asks Spark's and the SDK's versions
+
+        for path in write_page(found, rounds=load.rounds):
+            progress.print(f"written: {path.relative_to(_ROOT)}")
     if failed:
         sys.exit(f"not measured: {', '.join(failed)}")
 
@@ -112,8 +120,9 @@ def _file(name: str, load: Load) -> Path:
     return _KEPT / f"{name}-{load.events}x{load.event_bytes}{quick}-{_tree()}.json"
 
 
+@cache
 def _tree() -> str:
-    """A name for what the checkout holds now."""
+    """A name for what the checkout held when this began."""
     words = (["rev-parse", "HEAD"], ["diff", "HEAD"])
     found = [subprocess.run(["git", *each], cwd=_ROOT, capture_output=True).stdout for each in words]
     return hashlib.sha256(b"".join(found)).hexdigest()[:12]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +54,11 @@ class Measurement:
             else (self.events_per_s, baseline.events_per_s)
         )
         self.baselines[baseline.name] = mine / theirs
+
+
+def median(measurements: Sequence[Measurement]) -> Measurement:
+    """The one in the middle by its rate."""
+    return sorted(measurements, key=lambda each: each.events_per_s)[len(measurements) // 2]
 
 
 @dataclass(frozen=True, slots=True)

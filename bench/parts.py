@@ -26,6 +26,7 @@ from bench import (
     keyed_appends,
     peers,
     processor_stages,
+    shapes,
     small_sends,
     stages,
 )
@@ -109,10 +110,23 @@ def _log(directory: Path, load: Load) -> Found:
     return Found([copy, disk, encode, decode], [ingest, delivery, *of_columns])
 
 
+def _shapes(directory: Path, load: Load) -> Found:
+    """Properties, sizes, TLS, numbers of partitions."""
+    return Found(stages=shapes.measure(directory, load.events, load.rounds))
+
+
 def _peers(directory: Path, load: Load) -> Found:
-    """Ingest and delivery beside NATS and Redis."""
-    found = peers.measure(load.events, load.event_bytes, load.rounds)
-    return Found(found[2:], found[:2])
+    """Ingest and delivery beside NATS, Redis and Kafka."""
+    found = Found()
+    for event_bytes in (load.event_bytes, 100):
+        medians = peers.measure(load.events, event_bytes, load.rounds)
+        if event_bytes == 100:
+            for each in medians:
+                each.name += ", 100 B"
+                each.baselines = {f"{name}, 100 B": ratio for name, ratio in each.baselines.items()}
+        found.stages += medians[:2]
+        found.baselines += medians[2:]
+    return found
 
 
 def _sdk(directory: Path, load: Load) -> Found:
@@ -339,7 +353,8 @@ def _capture(directory: Path, load: Load) -> Found:
 
 PARTS: Final = (
     Part("log", "our producer and consumer", _log),
-    Part("peers", "ingest and delivery beside NATS and Redis", _peers),
+    Part("shapes", "the same with other properties, sizes, TLS, numbers of partitions", _shapes),
+    Part("peers", "ingest and delivery beside NATS, Redis and Kafka", _peers),
     Part("sdk", "the official SDK", _sdk),
     Part("processor", "Event Processor Hosts, also into SQLite and PostgreSQL", _processor),
     Part("small-sends", "one event a send", _small_sends),

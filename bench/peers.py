@@ -1,21 +1,24 @@
-"""NATS and Redis beside us: the same events written and read, in turns.
+"""NATS, Redis and Kafka beside us: the same events written and read, in turns.
 
     python -m bench.peers [--events N] [--event-bytes N] [--rounds N] [--json FILE]
 
-Both servers are Debian's (``nats-server``, ``redis-server``). Their clients here are the least there can be:
-bytes made beforehand, and answers that are counted and not looked at. Ours encodes each event with two
-properties, and reads each body, so a ratio is at most what two real clients would show.
+NATS and Redis are Debian's (``nats-server``, ``redis-server``). Their clients here are the least there can
+be: bytes made beforehand, and answers that are counted and not looked at. Kafka's are its own measuring
+programs (``bench.kafka_broker``). Ours encodes each event with two properties, and reads each body, so a
+ratio is at most what two real clients would show.
 
-Before an event is acknowledged it is on disk with us and with Redis (``appendfsync always``). NATS has
-written it and does not sync (JetStream 2.9 syncs every two minutes). Each writes to four streams.
+Before an event is acknowledged it is on disk with us and with Redis (``appendfsync always``). NATS and Kafka
+have written it and do not sync (JetStream 2.9 syncs every two minutes). Each writes to four streams.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import tempfile
@@ -23,14 +26,15 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from rich.console import Console
 from tests.support.ports import free_ports
 from tests.support.servers import ServerMissingError, TemporaryServer
 
 from bench import stages
-from bench.measure import Measurement, timed
+from bench.kafka_broker import KafkaBroker, KafkaMissingError
+from bench.measure import Measurement, median, timed
 from bench.report import as_dict, print_table
 from tidegate.testing.hub import HubProcess
 
@@ -270,6 +274,67 @@ def _received(connection: socket.socket) -> bytes:
     return data
 
 
+class KafkaPeer:
+    """Kafka's own measuring programs against its broker: events of one random body, no headers.
+
+    Five times the events: each program starts a Java that has to become warm.
+    """
+
+    _TIMES: Final = 5
+    _WRITTEN: Final = re.compile(r"records sent, ([0-9.]+) records/sec")
+
+    def __init__(self) -> None:
+        """Raises KafkaMissingError."""
+        self._broker = KafkaBroker(_STREAMS)
+        self._topics = (f"bench-{number}" for number in itertools.count())
+        self._topic = ""
+
+    def __enter__(self) -> Self:
+        self._broker.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._broker.__exit__(None, None, None)
+
+    def write(self, bodies: Sequence[bytes]) -> Measurement:
+        """Into a topic of its own each time."""
+        self._topic = next(self._topics)
+        return self._measured(
+            "ingest", len(bodies), len(bodies[0]),
+            "org.apache.kafka.tools.ProducerPerformance",
+            "--topic", self._topic, "--num-records", str(len(bodies) * self._TIMES),
+            "--record-size", str(len(bodies[0])), "--throughput", "-1", "--producer-props",
+            f"bootstrap.servers={self._broker.bootstrap_servers}", "linger.ms=5", "batch.size=500000",
+        )  # fmt: skip
+
+    def read(self, events: int, event_bytes: int) -> Measurement:
+        """All of it by one consumer."""
+        return self._measured(
+            "delivery", events, event_bytes,
+            "org.apache.kafka.tools.ConsumerPerformance",
+            "--topic", self._topic, "--messages", str(events * self._TIMES),
+            "--bootstrap-server", self._broker.bootstrap_servers,
+        )  # fmt: skip
+
+    def _measured(self, what: str, events: int, event_bytes: int, *command: str) -> Measurement:
+        """The rate is the one that the program prints, which leaves the start of its Java out."""
+        events *= self._TIMES
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with timed(
+            f"{what}, Kafka",
+            events=events,
+            payload_bytes=events * event_bytes,
+            service_pid=self._broker.process_id,
+        ) as measurement:
+            printed = self._broker.run_tool(*command)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        measurement.client_cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        sent = self._WRITTEN.findall(printed)
+        rate = sent[-1] if sent else printed.strip().splitlines()[-1].rpartition(",")[2]
+        measurement.wall_s = events / float(rate)
+        return measurement
+
+
 class Ours:
     """The service, measured by the same two calls."""
 
@@ -296,27 +361,26 @@ def measure(events: int, event_bytes: int, rounds: int) -> list[Measurement]:
     found: dict[str, list[Measurement]] = {}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-"))
-        logs: list[Ours | PeerServer] = [Ours(stack.enter_context(HubProcess(Path(folder))))]
-        for kind in (NatsServer, RedisServer):
+        logs: list[Ours | PeerServer | KafkaPeer] = [Ours(stack.enter_context(HubProcess(Path(folder))))]
+        kinds: tuple[type[PeerServer | KafkaPeer], ...] = (NatsServer, RedisServer, KafkaPeer)
+        for kind in kinds:
             try:
-                logs.append(stack.enter_context(kind()))
-            except ServerMissingError as error:
-                _progress.print(f"without {kind.name}: {error}")
+                started = kind()
+                stack.enter_context(started)
+                logs.append(started)
+            except (ServerMissingError, KafkaMissingError) as error:
+                _progress.print(f"without {kind.__name__}: {error}")
         for number in range(rounds + 1):
             _progress.print(f"round {number} of {rounds} …")
             for log in logs:
                 for one in (log.write(bodies), log.read(events, len(bodies[0]))):
                     found.setdefault(one.name, []).extend([one] if number else [])
-    medians = [_median(each) for each in found.values()]
+    medians = [median(each) for each in found.values()]
     for ours in medians[:2]:
         for peer in medians[2:]:
             if peer.name.split(",")[0] == ours.name.split(",")[0]:
                 ours.compare_with(peer)
     return medians
-
-
-def _median(measurements: Sequence[Measurement]) -> Measurement:
-    return sorted(measurements, key=lambda each: each.events_per_s)[len(measurements) // 2]
 
 
 def main() -> None:

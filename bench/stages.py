@@ -10,6 +10,7 @@ from azure.eventhub import EventHubConsumerClient, EventHubProducerClient, Parti
 
 from bench.measure import Measurement, timed
 from tidegate.client import BlockingConsumer, EventHubConsumer, EventHubProducer
+from tidegate.client.namespace import ConnectionOptions
 from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
@@ -21,21 +22,28 @@ _SDK_BATCH_BYTES = 1_000_000
 
 
 def ingest(
-    service: HubProcess, hub: str, bodies: Sequence[bytes], partition_count: int, *, devices: int = 1
+    service: HubProcess,
+    hub: str,
+    bodies: Sequence[bytes],
+    partition_count: int,
+    *,
+    devices: int | None = 1,
+    is_tls_used: bool = False,
 ) -> Measurement:
     """Our producer encodes and publishes events with two properties; each acknowledgement follows an fsync.
 
-    devices: distinct values of one of them. Encoding is inside the measurement, making the ``EventData``
-    values is not.
+    devices: distinct values of one of them; None: events without properties. Encoding is inside the
+    measurement, making the ``EventData`` values is not.
     """
+    connection_string, options = _connection(service, is_tls_used=is_tls_used)
 
     async def publish() -> Measurement:
         events = [
-            EventData(body, PROPERTIES | {"device": f"d-{index % devices + 1}"})
+            EventData(body, PROPERTIES | {"device": f"d-{index % devices + 1}"} if devices else None)
             for index, body in enumerate(bodies)
         ]
         share = len(events) // partition_count
-        async with EventHubProducer.from_connection_string(service.connection_string, hub) as producer:
+        async with EventHubProducer.from_connection_string(connection_string, hub, **options) as producer:
             await producer.start()
             with timed(
                 "ingest, our producer",
@@ -58,8 +66,17 @@ def ingest(
     return asyncio.run(publish())
 
 
-def delivery(service: HubProcess, hub: str, event_bytes: int, partition_count: int) -> Measurement:
-    """Our consumer reads every partition side by side and looks at each body and sequence number."""
+def delivery(
+    service: HubProcess,
+    hub: str,
+    event_bytes: int,
+    partition_count: int,
+    *,
+    are_properties_read: bool = False,
+    is_tls_used: bool = False,
+) -> Measurement:
+    """Our consumer reads every partition side by side and looks at each body, and at properties if asked."""
+    connection_string, options = _connection(service, is_tls_used=is_tls_used)
 
     async def drain(consumer: EventHubConsumer, partition_id: str) -> int:
         until = (await consumer.get_partition_properties(partition_id)).next_sequence_number
@@ -70,13 +87,14 @@ def delivery(service: HubProcess, hub: str, event_bytes: int, partition_count: i
                 assert events, f"partition {partition_id} stopped at {received} of {until}"
                 for event in events:
                     payload_bytes += len(event.body)
+                assert not are_properties_read or all(event.properties["device"] for event in events)
                 received += len(events)
                 assert events[-1].sequence_number == received - 1
         assert payload_bytes == received * event_bytes
         return received
 
     async def consume() -> Measurement:
-        async with EventHubConsumer.from_connection_string(service.connection_string, hub) as consumer:
+        async with EventHubConsumer.from_connection_string(connection_string, hub, **options) as consumer:
             await consumer.get_event_hub_properties()
             with timed(
                 "delivery, our consumer", events=0, payload_bytes=0, service_pid=service.process_id
@@ -89,6 +107,12 @@ def delivery(service: HubProcess, hub: str, event_bytes: int, partition_count: i
         return measurement
 
     return asyncio.run(consume())
+
+
+def _connection(service: HubProcess, *, is_tls_used: bool) -> tuple[str, ConnectionOptions]:
+    if not is_tls_used:
+        return service.connection_string, {}
+    return service.ready.connection_string, {"ca_file": service.ready.ca_file}
 
 
 def arrow_delivery(

@@ -1,0 +1,106 @@
+"""Events of different shapes in turns: properties, sizes, TLS, numbers of partitions.
+
+A shape's ratio is to what it differs from in one thing, in the same round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from bench import stages
+from bench.measure import Measurement, median
+from tidegate.client import EventHubAdministrator
+from tidegate.columns.names import EVENT_COLUMNS
+from tidegate.testing.hub import HubProcess
+
+UNIQUE: Final = 0
+"""Instead of a number of devices: each event has one of its own."""
+_progress = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the events are, and the way that they take."""
+
+    name: str
+    devices: int | None = 1
+    """Distinct values of one of two properties; UNIQUE; None: no properties."""
+    event_bytes: int = 1024
+    partitions: int = 4
+    times: int = 1
+    """As many events as of the others: of many partitions, so that the links' opening is not what counts."""
+    is_tls_used: bool = False
+    compared_with: str | None = None
+    """The name of another shape."""
+
+
+ALIKE: Final = "two properties"
+SHAPES: Final = (
+    Shape(ALIKE),
+    Shape("no properties", devices=None, compared_with=ALIKE),
+    Shape("500 devices", devices=500, compared_with=ALIKE),
+    Shape("20,000 devices", devices=20_000, compared_with=ALIKE),
+    Shape("unique properties", devices=UNIQUE, compared_with=ALIKE),
+    Shape("TLS", is_tls_used=True, compared_with=ALIKE),
+    Shape("100 B, no properties", devices=None, event_bytes=100, compared_with="no properties"),
+    Shape("1 partition", partitions=1, times=5, compared_with=ALIKE),
+    Shape("32 partitions", partitions=32, times=5, compared_with="1 partition"),
+    Shape("1,024 partitions", partitions=1_024, times=5, compared_with="1 partition"),
+)
+
+
+def measure(directory: Path, events: int, rounds: int) -> list[Measurement]:
+    """Each shape is written and read, after a round that does not count; medians, with their ratios.
+
+    events: of each shape and round; of each partition the same number, so a few may be left out.
+    """
+    found: dict[tuple[str, str], list[Measurement]] = {}
+    with HubProcess(directory / "data", is_tls_used=True) as service:
+        for number in range(rounds + 1):
+            for shape in SHAPES:
+                _progress.print(f"round {number} of {rounds}: {shape.name} …")
+                for way, one in _round(service, shape, events).items():
+                    found.setdefault((way, shape.name), []).extend([one] if number else [])
+    medians = {key: median(each) for key, each in found.items()}
+    others = {shape.name: shape.compared_with for shape in SHAPES}
+    for (way, name), each in medians.items():
+        if (other := others[name]) is not None:
+            each.compare_with(medians[way, other])
+    return list(medians.values())
+
+
+def _round(service: HubProcess, shape: Shape, events: int) -> dict[str, Measurement]:
+    """By the way of it what was measured, into a hub that is deleted afterwards."""
+    hub = service.create_hub(partition_count=shape.partitions)
+    events *= shape.times
+    bodies: Sequence[bytes] = [os.urandom(shape.event_bytes)] * events
+    devices = events if shape.devices == UNIQUE else shape.devices
+    ways = {
+        "ingest": stages.ingest(
+            service, hub, bodies, shape.partitions, devices=devices, is_tls_used=shape.is_tls_used
+        ),
+        "delivery": stages.delivery(
+            service, hub, shape.event_bytes, shape.partitions,
+            are_properties_read=devices is not None, is_tls_used=shape.is_tls_used,
+        ),
+    }  # fmt: skip
+    if not shape.is_tls_used:
+        ways["record batches"] = stages.arrow_delivery(
+            service, hub, shape.event_bytes, shape.partitions, EVENT_COLUMNS
+        )
+    for way, measurement in ways.items():
+        measurement.name = f"{way}, {shape.name}"
+    asyncio.run(_delete(service, hub))
+    return ways
+
+
+async def _delete(service: HubProcess, hub: str) -> None:
+    async with EventHubAdministrator.from_connection_string(service.connection_string) as administrator:
+        await administrator.delete_event_hub(hub)

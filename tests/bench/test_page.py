@@ -1,0 +1,57 @@
+"""The page of benchmarks, from figures that are made up."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from bench.measure import Figure, Found, Measurement
+
+from bench import page
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "images").mkdir()
+    monkeypatch.setattr(page, "_DOCS", tmp_path)
+    monkeypatch.setattr(page, "_versions", lambda: {"NATS": "2.9"})
+    return tmp_path
+
+
+def test_page_has_each_row_with_its_target_and_whether_it_is_reached(docs: Path) -> None:
+    """Protects readers from a target that is missed and not shown."""
+    ours = Measurement("ingest, our producer", 1_000, 1_000, 0.001)
+    peer = Measurement("ingest, NATS", 1_000, 1_000, 0.002)
+    ours.compare_with(peer)
+    keyed = Found(figures=[Figure("publish → handler, 4 partitions: p50", 1.5, "ms", 2.0)])
+    written = page.write_page({"peers": Found([peer], [ours]), "keyed": keyed}, rounds=3)
+    text = (docs / "benchmarks.md").read_text()
+    assert "median of 3 rounds" in text
+    assert "| ingest, our producer | 1,000,000 | 0.00 | 2 × ingest, NATS |" in text
+    assert "| ingest, our producer | ingest, NATS | 2.00 | ≥ 3 | **not reached** |" in text
+    assert "| publish → handler, 4 partitions: p50 | 1.5 ms | ≤ 2 ms | reached |" in text
+    assert "images/benchmark-ingest.svg" in text
+    assert {path.name for path in written} == {
+        "benchmarks.md",
+        "benchmark-ingest.svg",
+        "benchmark-keyed.svg",
+    }
+
+
+def test_picture_is_an_svg_with_a_bar_for_each_value() -> None:
+    """Protects names from characters that XML would read as its own."""
+    drawn = page.picture(
+        "A & B", "events/s", [page.Bar("<ours>", 2_000.0), page.Bar("theirs", 1_000.0, is_ours=False)]
+    )
+    tree = ElementTree.fromstring(drawn)
+    space = "{http://www.w3.org/2000/svg}"
+    _, ours, theirs = tree.iter(f"{space}rect")
+    assert float(ours.attrib["width"]) == 2 * float(theirs.attrib["width"])
+    assert [each.text for each in tree.iter(f"{space}text")] == [
+        "A & B (events/s)",
+        "<ours>",
+        "2,000",
+        "theirs",
+        "1,000",
+    ]
