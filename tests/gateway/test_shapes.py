@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi_schema_validator import OAS31Validator
+from starlette.requests import Request
+from starlette.routing import Route
+from tests.support.clocks import SetClock
 
+from tidegate.broker import Broker
 from tidegate.gateway.administration.operations import OPERATIONS
-from tidegate.gateway.administration.shapes import Named, Shape, schemas
+from tidegate.gateway.administration.shapes import Named, Shape, each_schema, schemas
+from tidegate.gateway.http.admin import Administration
+from tidegate.gateway.http.openapi import openapi_document
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.validation import decoded
+from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.sliced_work import SlicedWork
+
+T = TypeVar("T")
 
 REQUESTS = {operation.request.__name__: operation.request for operation in OPERATIONS if operation.request}
 SCHEMAS = schemas()
@@ -98,3 +109,23 @@ def test_what_is_no_such_json_is_refused(body: bytes) -> None:
     """Bytes that are no JSON, half characters, and values of another type."""
     with pytest.raises(InvalidArgumentError):
         decoded(body, Named)
+
+
+async def test_the_document_is_made_in_slices_and_once(broker: Broker, clock: SetClock) -> None:
+    """Anybody may ask for it first: all shapes in one step held up every peer for half a second."""
+    slices: list[int] = []
+
+    class Watched(SlicedWork):
+        async def collect(self, items: Iterator[T | None], *, address: object = None) -> list[T]:
+            found = await super().collect(items, address=address)
+            slices.append(len(found))
+            return found
+
+    administration = Administration(
+        broker, clock=clock, capture_statistics=dict, sliced_work=Watched(), budget=MemoryBudget(1)
+    )
+    (route,) = (each for each in administration.routes() if isinstance(each, Route) and "open" in each.path)
+    for _ in range(2):
+        answer = await route.endpoint(Request({"type": "http", "client": ("192.0.2.1", 1)}))
+        assert json.loads(answer.body) == openapi_document()
+    assert slices == [len([*each_schema()])]

@@ -379,10 +379,17 @@ class Error(Shape):
 
 def schemas() -> dict[str, Any]:
     """The JSON Schema of each shape, by name, in the order above (2020-12, as OpenAPI 3.1 has it)."""
-    _, found = msgspec.json.schema_components(list(_shapes(Shape)), ref_template=f"{REFERENCE}{{name}}")
-    for kind in (Tier, Claim, BackupState, DeadLetterStatus):  # msgspec sorts their values
-        found[kind.__name__]["enum"] = [each.value for each in kind]
-    return found
+    return {name: schema for found in each_schema() for name, schema in found.items()}
+
+
+def each_schema() -> Iterator[dict[str, Any]]:
+    """The same in parts of some milliseconds: of each shape and of those within it."""
+    for shape in _shapes(Shape):
+        _, found = msgspec.json.schema_components([shape], ref_template=f"{REFERENCE}{{name}}")
+        for kind in (Tier, Claim, BackupState, DeadLetterStatus):  # msgspec sorts their values
+            if kind.__name__ in found:
+                found[kind.__name__]["enum"] = [each.value for each in kind]
+        yield found
 
 
 def _shapes(of: type[Shape]) -> Iterator[type[Shape]]:

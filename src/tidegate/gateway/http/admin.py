@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Final, cast
 
 from starlette.requests import ClientDisconnect, Request
@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from tidegate.broker import Actor, Broker, Claim, Grant, acting_as
 from tidegate.gateway.administration.dead_letters import DeadLetterKeeper
 from tidegate.gateway.administration.operations import OPERATIONS, PREFIX, Call, Needs, Operation
-from tidegate.gateway.administration.shapes import Shape
+from tidegate.gateway.administration.shapes import Shape, each_schema
 from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
 from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.errors import headers_for
@@ -39,6 +39,7 @@ from tidegate.model.errors import (
 from tidegate.model.validation import decoded, validated
 from tidegate.transport.counted_body import counted
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import site_at
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.conditions import condition_for, error_description, http_status_for
 
@@ -115,12 +116,6 @@ class AdministrationEndpoint:
         return response
 
 
-@cache
-def _document() -> str:
-    """Made when it is first asked for: half the CPU of a start of the service."""
-    return json.dumps(openapi_document())
-
-
 class Administration:
     """Answers the requests of the administration."""
 
@@ -141,6 +136,8 @@ class Administration:
         self._sliced_work = sliced_work
         self._capture_statistics = capture_statistics
         self._endpoint = AdministrationEndpoint(broker, clock, admin_error_response, budget)
+        self._document = ""
+        """Made when it is first asked for: half the CPU of a start of the service."""
 
     def routes(self) -> list[BaseRoute]:
         """The routes: the operations, and their OpenAPI document."""
@@ -154,7 +151,13 @@ class Administration:
         return [*routes, Route("/openapi.json", self._openapi, methods=["GET"])]
 
     async def _openapi(self, request: Request) -> Response:
-        return Response(_document(), media_type="application/json")
+        async with self._sliced_work.alone(self):
+            if not self._document:
+                address = site_at(peer_of(request).address)
+                parts = await self._sliced_work.collect(each_schema(), address=address)
+                found = {name: schema for part in parts for name, schema in part.items()}
+                self._document = json.dumps(openapi_document(found))
+        return Response(self._document, media_type="application/json")
 
     async def _answer(self, operations: Mapping[str, Operation], request: Request) -> Response:
         # HEAD is answered as GET is; the server leaves the body out.
