@@ -209,6 +209,25 @@ def test_sign_ins_of_a_policy_are_bounded(tmp_path: Path, caplog: pytest.LogCapt
     trail.close()
 
 
+async def test_a_hubs_policy_passes_for_none_of_the_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hub's manager may name a policy like the namespace's: what says who it was says whose it is."""
+    monkeypatch.setattr(audit, "POLICIES_MAX", 1)
+    monkeypatch.setattr(audit, "SIGN_INS_MAX", 1)
+    broker = await open_broker(tmp_path, clock=SetClock())
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    with acting_as(Actor(policy="root", scope="hub")), caplog.at_level(logging.INFO, "tidegate.audit"):
+        await broker.update_event_hub("hub", retention_hours=48)
+        for action in (Action.SIGN_IN, Action.SIGN_IN, Action.SIGN_OUT):
+            broker.audit.record(action)
+    cell = await broker.control.read(f"hub/{hub.description.hub_id}")
+    assert cell is not None
+    assert json.loads(cell.value)["changed_by"] == "root of hub"
+    assert "signIn by root of hub: 1 were not recorded" in caplog.text
+    await broker.close()
+
+
 def test_no_number_of_a_hubs_changes_pushes_out_the_namespaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

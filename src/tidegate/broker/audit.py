@@ -102,6 +102,11 @@ class Actor:
     grants: tuple[Grant, ...] = field(default=(), repr=False, compare=False)
     """Each allows the change; a change that has waited needs one that is still in force."""
 
+    @property
+    def name(self) -> str:
+        """The policy, and whose it is: a hub may have one that is named like the namespace's."""
+        return f"{self.policy} of {self.scope}" if self.scope else self.policy
+
     @classmethod
     def of(cls, grants: Iterable[Grant], peer: Peer) -> Actor:
         """The actor with these grants, each of which allows the change."""
@@ -229,9 +234,10 @@ class AuditTrail:
         if now - hour.began_at > _HOUR_S:
             hour = _Hour(now, left_out=hour.left_out)
         if len(self._hours) >= POLICIES_MAX:
-            (first, _, policy) = first_key = min(self._hours, key=lambda each: self._hours[each].began_at)
+            (first, scope, policy) = first_key = min(self._hours, key=lambda each: self._hours[each].began_at)
             if left_out := self._hours.pop(first_key).left_out:
-                _log.info("%s of %.80s: %d were not recorded", first.value, policy, left_out)
+                name = Actor(policy=policy, scope=scope).name
+                _log.info("%s by %.400s: %d were not recorded", first.value, name, left_out)
         self._hours[key] = hour
         if hour.recorded >= SIGN_INS_MAX:
             hour.left_out += 1

@@ -185,7 +185,7 @@ class Catalog:
             values = {each.name: getattr(record, each.name) for each in fields(record)}
             changed = {
                 "changed_at_ms": milliseconds_of(self._clock.now_utc()),
-                "changed_by": current_actor().policy,
+                "changed_by": current_actor().name,
             }
             document = {"format_version": _FORMAT_VERSION, **changed, **values}
             value = json.dumps(document, ensure_ascii=False, default=_plain).encode()

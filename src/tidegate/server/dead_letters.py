@@ -393,5 +393,4 @@ def _row_of(line: DeadLetterLine) -> dict[str, object]:
 def _actor() -> str:
     """Policy and address, for the history in the database."""
     actor = current_actor()
-    of = f" of {actor.scope}" if actor.scope else ""
-    return f"policy {actor.policy}{of} over HTTP from {actor.peer.address or 'an unknown address'}"
+    return f"policy {actor.name} over HTTP from {actor.peer.address or 'an unknown address'}"
