@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.needs import Guard, add_markers, markers_of
-from tests.support.forked import fork_services
+from tests.support.forked import Forked, fork_services
 from tests.support.quick_spark import use_quick_spark
 from tests.support.sqlserver import SQL_SERVERS
 from xdist.scheduler import LoadFileScheduling
@@ -65,6 +66,12 @@ def guesses_are_free() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempts, "FREE_FAILURES", 10**9)
         yield
+
+
+@pytest.fixture
+def forked_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python programs that the test starts are forked from a process that has imported what they need."""
+    monkeypatch.setattr(subprocess, "Popen", Forked)
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,8 @@ from tidegate.spark.runtime.options import option_names
 from tidegate.spark.source.options import SourceOptions
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 COMMANDS = dict(iter_commands(app))
 _NO_VARIABLES = {"TIDEGATE_STOPPED"}
 """Names of other things that look like an environment variable's."""

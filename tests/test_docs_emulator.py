@@ -17,6 +17,8 @@ import pytest
 from tests.cli.support import COMMAND, environment_without_service, run_tidegate
 from tests.docs_support import ROOT, write_programs
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 GUIDE = ROOT / "docs/guides/from-the-emulator.md"
 
 

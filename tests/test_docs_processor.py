@@ -30,6 +30,8 @@ from tidegate.testing.hub import HubService
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 GUIDE = ROOT / "docs/guides/from-event-processor-host.md"
 CONCEPTS = ROOT / "docs/concepts/event-processor-host.md"
 MODULES = (

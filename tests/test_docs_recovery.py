@@ -24,6 +24,8 @@ from tidegate.processor import EventProcessorHost, PartitionState
 from tidegate.sql import Database, Pipeline, Row, SqlStore
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 _HUB = "telemetry"
 _TABLE = Table(
     "readings",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.support.forked import Ended, run_module
+from tests.support.forked import Ended, Forked, run_module
 
 PROGRAM = """
 import os, sys, threading
@@ -79,6 +80,46 @@ def test_time_is_limited(folder: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         run("hang", timeout_s=0.2)
     assert run("exit", "3").code == 3
+
+
+@pytest.mark.parametrize("words", [["-m", "forked_program"], ["forked_program.py"], ["-c", PROGRAM]])
+def test_every_form_of_a_program_is_forked(words: list[str], folder: Path, forked_python: None) -> None:
+    """By subprocess's own functions: a module, a file, a text, with pipes and a folder of its own."""
+    own = folder / "own"
+    own.mkdir()
+    (own / "forked_program.py").write_text(PROGRAM)
+    done = subprocess.run([sys.executable, *words, "echo", "a"], cwd=own, input=b"xy", capture_output=True)
+    assert done.stdout.startswith(f"['a'] {own} [".encode())
+    assert (done.stdout[-2:], done.stderr, done.returncode) == (b"yx", b"said\n", 0)
+    with subprocess.Popen([sys.executable, *words, "hang"], start_new_session=True) as process:
+        assert isinstance(process, Forked)
+        assert process.sentinel
+        while os.getsid(process.pid) != process.pid:
+            pass
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+
+
+def test_a_line_is_written_at_once_and_ctrl_c_ends_it(folder: Path, forked_python: None) -> None:
+    """As with ``python -u``, and by the signal."""
+    text = "print('begun')\nimport threading\nthreading.Event().wait()"
+    words, pipe = [sys.executable, "-c", text], subprocess.PIPE
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert errors.endswith(b"KeyboardInterrupt\n")
+
+
+def test_another_program_is_started(folder: Path, forked_python: None) -> None:
+    """Also Python, where its variables differ."""
+    assert subprocess.check_output(["echo", "a"]) == b"a\n"
+    code = "import sys; print(sys.flags.optimize)"
+    environment = os.environ | {"PYTHONOPTIMIZE": "2"}
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment) == b"2\n"
 
 
 def test_nothing_is_inherited(folder: Path) -> None:

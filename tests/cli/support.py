@@ -61,7 +61,7 @@ def run_on_terminal(
         name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
     }
     process = Forked(
-        ["tidegate.cli", *arguments], kept | {"TERM": "xterm-256color"}, [Path(os.ttyname(side))] * 3
+        [*COMMAND, *arguments], env=kept | {"TERM": "xterm-256color"}, stdin=side, stdout=side, stderr=side
     )
     os.write(terminal, typed.encode())
     shown = bytearray()

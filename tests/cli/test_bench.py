@@ -13,6 +13,8 @@ from tests.cli.support import COMMAND, run_tidegate
 from tidegate.cli.service.measuring import SYNC, WRITE, Measured, measure_service, records_of
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 
 async def test_a_service_is_measured(hub_service: HubService) -> None:
     """Appends, sends one at a time and together, and delivery."""

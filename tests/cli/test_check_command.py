@@ -22,6 +22,8 @@ from tidegate.storage.segments.segment import SEGMENT_SUFFIX
 from tidegate.transport.clock import SystemClock
 from tidegate.wire.batch import wrap_event
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 _EVENTS = 400
 _EVENT_BYTES = 20_000
 _SEGMENT_BYTES = 1024 * 1024

@@ -26,6 +26,8 @@ from tidegate.processor import DirectoryStore, GroupKey
 from tidegate.processor.lease import NAMES_SUFFIX
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 PROGRAM = """
 import asyncio, os
 from pathlib import Path

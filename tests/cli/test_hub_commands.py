@@ -11,6 +11,8 @@ import uuid
 import pytest
 from tests.cli.support import COMMAND, Result, run_tidegate
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 
 @pytest.fixture
 def hub(environment: dict[str, str]) -> str:

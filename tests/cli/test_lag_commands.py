@@ -34,6 +34,8 @@ from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter, SqlS
 from tidegate.sql.core.schema import dead_letter
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 T = TypeVar("T")
 
 LEASE_COLUMNS = ["consumer_group", "partition", "owner", "acquired", "offset", "lease_age_s", "epoch"]

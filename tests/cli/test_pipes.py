@@ -18,6 +18,8 @@ from tests.cli.support import COMMAND, run_tidegate
 
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 WAIT_S = 60.0
 BROKEN_PIPE = 128 + signal.SIGPIPE
 

@@ -24,6 +24,8 @@ from tidegate.model.connection_string import ConnectionString
 from tidegate.model.sas import make_sas_token
 from tidegate.server.settings import ServerSettings
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 
 @contextmanager
 def _start(environment: dict[str, str], *options: str) -> Iterator[subprocess.Popen[bytes]]:

@@ -25,6 +25,8 @@ from tidegate.processor import GroupKey
 from tidegate.sql import Database, SqlStore
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 
 class Shown(io.StringIO):
     """A pipe's end, whose reader knows of each snapshot."""

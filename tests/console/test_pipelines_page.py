@@ -33,6 +33,8 @@ from tidegate.transport.status_files import PipelineFiles
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 HUB = "orders"
 

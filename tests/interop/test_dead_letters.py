@@ -28,6 +28,8 @@ from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 PAGE = (ROOT / "docs/guides/dead-letters-any-language.md").read_text(encoding="utf-8")
 RUN_S_MAX = 120.0
 HUB = "orders"

@@ -21,6 +21,8 @@ from tidegate.model.events import EventData as OwnEventData
 from tidegate.model.position import EventPosition
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:

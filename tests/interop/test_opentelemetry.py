@@ -29,6 +29,8 @@ from tidegate.testing.hub import HubService
 from tidegate.tracing import Tracing, find_tracing
 from tidegate.transport.clock import SystemClock
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 _WAIT_S = 60
 
 

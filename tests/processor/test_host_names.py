@@ -31,6 +31,8 @@ from tidegate.sql.stores.group_views import read_group_views
 from tidegate.sql.stores.processor_store import SqlStore
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 _LONG: Final = PartitionManagerOptions(lease_duration_s=600)
 _PROGRAM: Final = """
 import asyncio, os, sys

@@ -57,6 +57,8 @@ from tidegate.testing.hub import HubService
 from tidegate.testing.leases import LeaseManagerConformance
 from tidegate.transport.clock import SystemClock
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 seen = Table(
     "seen",
     MetaData(),

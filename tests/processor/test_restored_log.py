@@ -34,6 +34,8 @@ from tidegate.sql import Database, SqlStore
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 _HUB = "telemetry"
 
 

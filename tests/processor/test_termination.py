@@ -19,6 +19,8 @@ from tidegate.processor import DirectoryStore, GroupKey
 from tidegate.processor.lease import NAMES_SUFFIX
 from tidegate.testing.hub import HubService
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 PROGRAM: Final = """
 import asyncio, os, signal, sys
 from pathlib import Path

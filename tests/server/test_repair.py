@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.cli.support import COMMAND, environment_without_service, run_tidegate
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 
 class _Operator:
     """Somebody at a terminal with one data directory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from tests.sql.workers import EVENT_COUNT, WINDOWS, work
 from tidegate.model.errors import FencedError
 from tidegate.sql import CheckpointReader, Database, UnitOfWork
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -25,7 +26,6 @@ def run_workers(mode: str, url: str, seed: int) -> dict[str, object]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.sql.workers", mode, url, str(seed)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,

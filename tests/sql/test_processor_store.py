@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -396,21 +397,16 @@ def test_threads_that_race_win_each_version_once(database: Database) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_race_win_each_version_once(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_race_win_each_version_once(database_url: str) -> None:
     """The same for hosts that are processes of their own."""
-    monkeypatch.chdir(ROOT)  # where they find their module
     with Database.open(database_url) as database:
-        outputs = [tmp_path / f"host-{number}" for number in range(4)]
-        errors, processes = tmp_path / "errors", []
-        errors.touch()
-        for output in outputs:
-            output.touch()
-            words = ["tests.sql.lease_race", database_url, output.name]
-            processes.append(Forked(words, os.environ, [Path(os.devnull), output, errors]))
-        assert [process.wait(WAIT_S) for process in processes] == [0] * 4, errors.read_text()
-        epochs = [epoch for output in outputs for epoch in json.loads(output.read_text())]
+        words = [sys.executable, "-m", "tests.sql.lease_race", database_url]
+        processes = [
+            Forked([*words, f"host-{number}"], cwd=ROOT, stdout=subprocess.PIPE) for number in range(4)
+        ]
+        outputs = [process.communicate(timeout=WAIT_S)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0] * 4
+        epochs = [epoch for output in outputs for epoch in json.loads(output)]
         assert sorted(epochs) == list(range(1, 41))
         assert LeaseTable(database).read(CONSUMER).leases["0"].epoch == 40
 

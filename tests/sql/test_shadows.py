@@ -38,6 +38,8 @@ from tidegate.sql.shadows.shadow import Shadow, ShadowError, ShadowPosition, rea
 from tidegate.sql.shadows.swap import drop_shadow, swap_shadow
 from tidegate.sql.stores.leases import LeaseTable
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 SHADOW = Shadow("v2", PIPELINE.name, CONSUMER, flights)
 keys = st.text("aAbBcC", max_size=3)
 tables = st.dictionaries(keys, st.sampled_from([1, 2, float("nan"), None]), max_size=30)

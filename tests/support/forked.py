@@ -8,6 +8,7 @@ modules are loaded already, so a test of what a program imports, or of its start
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import runpy
@@ -15,17 +16,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, Final
+from multiprocessing.reduction import DupFd
+from typing import IO, TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tidegate.testing.hub import HubProcess
 
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_")
 """What variables begin with that a Python which runs already does not read again."""
+_UNBUFFERED: Final = "PYTHONUNBUFFERED"
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.support.preloaded"])
 
@@ -47,97 +49,173 @@ def run_module(
 
     Raises subprocess.TimeoutExpired, having killed it.
     """
+    pipe = subprocess.PIPE
     words = (sys.executable, "-m", module, *arguments)
-    if _read_at_start(environment) != _read_at_start(os.environ):
-        found = subprocess.run(
-            words, env=environment, input=input_bytes, capture_output=True, timeout=timeout_s, check=False
-        )
-        return Ended(found.returncode, found.stdout, found.stderr)
-    with TemporaryDirectory() as folder:
-        streams = [Path(folder, name) for name in ("in", "out", "err")]
-        for stream, content in zip(streams, (input_bytes, b"", b""), strict=True):
-            stream.write_bytes(content)
-        process = Forked([module, *arguments], environment, streams)
+    with Forked(words, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+            out, err = process.communicate(input_bytes, timeout_s)
+        except BaseException:
             process.kill()
-            process.wait()
             raise
-        return Ended(code, streams[1].read_bytes(), streams[2].read_bytes())
+        return Ended(process.returncode, out, err)
 
 
-class Forked:
-    """A running program, as ``subprocess.Popen`` has it."""
+class Forked(subprocess.Popen[Any]):
+    """A running program. It is forked where its words are those of a Python program; else it is started."""
 
-    def __init__(self, words: list[str], environment: Mapping[str, str], streams: Sequence[Path]) -> None:
-        """words: a module and its arguments. streams: files for input, output and errors."""
-        self.args = words
-        request = (words, dict(environment), os.getcwd(), streams)
-        self._process = _FORKS.Process(target=_become, args=request)
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-        self.sentinel = self._process.sentinel
+    _process: Any = None
+
+    def _execute_child(
+        self,
+        args: Any,
+        executable: Any,
+        preexec_fn: Any,
+        close_fds: Any,
+        pass_fds: Any,
+        cwd: Any,
+        env: Mapping[str, str] | None,
+        *rest: Any,
+    ) -> None:
+        environment = os.environ if env is None else env
+        words = _python_words(args)
+        if words is None or pass_fds or _read_at_start(environment) != _read_at_start(os.environ):
+            launch: Any = super()
+            launch._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
+            return
+        pipes, is_session = rest[3:9], bool(rest[14])
+        ends = [number if end == -1 else end for number, end in enumerate((pipes[0], pipes[3], pipes[5]))]
+        request = (words, dict(environment), os.path.abspath(cwd or "."), _Descriptors(ends), is_session)
+        try:
+            self._process = _FORKS.Process(target=_become, args=request)
+            self._process.start()
+            self.pid = self._process.pid
+        finally:
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    @property
+    def sentinel(self) -> int:
         """A descriptor that is readable once it has ended."""
+        number: int = self._process.sentinel
+        return number
 
-    def poll(self) -> int | None:
-        """Its exit code; None: it runs."""
-        return self._process.exitcode
+    def _internal_poll(self, *given: Any, **named: Any) -> int | None:
+        if self._process is None:
+            started: Any = super()
+            code: int | None = started._internal_poll(*given, **named)
+            return code
+        if self.returncode is None:
+            self.returncode = self._process.exitcode
+        return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended; raises subprocess.TimeoutExpired."""
+    def _wait(self, timeout: float | None) -> int:
+        if self._process is None:
+            started: Any = super()
+            code: int = started._wait(timeout=timeout)
+            return code
         self._process.join(timeout)
-        if self._process.exitcode is None:
+        if self._internal_poll() is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        return self._process.exitcode
+        return self.returncode
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal unless it has ended."""
-        if self._process.exitcode is None:
-            os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        """End it at once."""
-        self.send_signal(signal.SIGKILL)
+class _Descriptors:
+    """Open files that the child gets."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _taken, (*map(DupFd, self.numbers),)
+
+
+def _taken(*given: Any) -> list[int]:
+    return [each.detach() for each in given]
 
 
 def fork_services() -> None:
     """Let ``HubProcess`` fork services whose modules are loaded: 0.05 s of CPU for a start, not 0.8."""
     if (hub := sys.modules.get("tidegate.testing.hub")) is None:
         return
-    launch, read = hub.HubProcess._launch, _read_at_start(os.environ)
 
     def fork(
         service: HubProcess, command: list[str], log: IO[bytes], environment: dict[str, str]
-    ) -> Forked | subprocess.Popen[bytes]:
-        if _read_at_start(environment) != read:
-            started: subprocess.Popen[bytes] = launch(service, command, log, environment)
-            return started
-        return Forked(command[2:], environment, [Path(os.devnull), Path(log.name), Path(log.name)])
+    ) -> subprocess.Popen[bytes]:
+        return Forked(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     hub.HubProcess._launch = fork
 
 
+def _python_words(command: Any) -> list[str] | None:
+    """A module, a program's file, or ``-c`` and a text, and arguments; None: the command is another one."""
+    if isinstance(command, str | os.PathLike):
+        return None
+    words = [*map(os.fsdecode, command)]
+    if len(words) < 2 or words[0] != sys.executable:
+        return None
+    if words[1] == "-m":
+        return words[2:]
+    return words[1:] if words[1] == "-c" or words[1].endswith(".py") else None
+
+
 def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_READ_AT_START) and name != _UNBUFFERED
+    }
 
 
-def _become(words: list[str], environment: dict[str, str], folder: str, streams: Sequence[Path]) -> None:
-    """In the child: take over streams, environment, directory and arguments, and run the module."""
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the server has for itself
+def _become(
+    words: list[str], environment: dict[str, str], folder: str, streams: list[int], is_session: bool
+) -> None:
+    """In the child: take over streams, environment, directory and arguments, and run the program."""
     for number, stream in enumerate(streams):
-        opened = os.open(stream, os.O_RDWR | os.O_APPEND)
-        os.dup2(opened, number)
-        os.close(opened)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has closed it
+        os.dup2(stream, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the server has for itself
+    if is_session:
+        os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
     os.chdir(folder)
-    sys.path[0] = folder
+    _open_streams(is_unbuffered=bool(environment.get(_UNBUFFERED)))
     sys.argv = words
     try:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        with _ended_by_ctrl_c():
+            _run(words)
     finally:
         atexit._run_exitfuncs()  # multiprocessing ends without them
+
+
+def _open_streams(*, is_unbuffered: bool) -> None:
+    """Python's own are the server's, and multiprocessing has closed one of them."""
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", closefd=False, errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr.reconfigure(line_buffering=True)
+    if is_unbuffered:
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+def _run(words: list[str]) -> None:
+    first = words[0]
+    sys.path[0] = os.path.dirname(os.path.abspath(first)) if first.endswith(".py") else os.getcwd()
+    if first == "-c":
+        text = words.pop(1)
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(text, "<string>", "exec"), vars(main))
+    elif first.endswith(".py"):
+        runpy.run_path(first, run_name="__main__")
+    else:
+        runpy.run_module(first, run_name="__main__", alter_sys=True)
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """What nobody catches ends Python by the signal."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
