@@ -22,6 +22,8 @@ from tests.sql.support import (
     kill,
     row_count,
 )
+from tests.support.mariadb import MariadbServer
+from tests.support.postgresql import PostgresqlServer
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -151,38 +153,42 @@ def test_a_backend_killed_before_commit_writes_nothing(server_url: str) -> None:
         assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == 4
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@pytest.fixture(scope="module", params=["postgresql", "mariadb"])
+def killed_server(request: pytest.FixtureRequest) -> Iterator[PostgresqlServer | MariadbServer]:
+    """A server of each kind that nobody else uses."""
+    with type(request.getfixturevalue(request.param))() as server:
+        yield server
+
+
 @pytest.mark.parametrize("cut", Cut)
 def test_a_server_killed_around_a_commit_is_asked_when_it_is_back(
-    request: pytest.FixtureRequest, kind: str, cut: Cut
+    killed_server: PostgresqlServer | MariadbServer, cut: Cut
 ) -> None:
     """Before COMMIT arrives, while it is carried out, before its answer: the caller hears what is stored."""
-    run_server = request.getfixturevalue(kind)
-    with type(run_server)() as server:
 
-        def kill_and_start() -> None:
-            server.stop()
-            server.start()
+    def kill_and_start() -> None:
+        killed_server.stop()
+        killed_server.start()
 
-        proxy = CuttingProxy(server.port, on_cut=kill_and_start)
-        try:
-            url = server.create_database().replace(f":{server.port}/", f":{proxy.port}/")
-            with Database.open(url) as database:
-                database.ensure_table(flights)
-                proxy.armed = cut
-                is_told = True
-                try:
-                    process(database)
-                except DatabaseUnavailableError:
-                    is_told = False
-                assert _row_count_when_back(database) == (3 if is_told else 0)
-                assert cut is Cut.WITH_COMMIT or is_told == (cut is Cut.AFTER_COMMIT)
-                assert proxy.cuts == 1
+    proxy = CuttingProxy(killed_server.port, on_cut=kill_and_start)
+    try:
+        url = killed_server.create_database().replace(f":{killed_server.port}/", f":{proxy.port}/")
+        with Database.open(url) as database:
+            database.ensure_table(flights)
+            proxy.armed = cut
+            is_told = True
+            try:
                 process(database)
-                assert (row_count(database), dead_numbers(database)) == (3, [3])
-                assert DeadLetters(database).list()[0].attempts == 1
-        finally:
-            proxy.close()
+            except DatabaseUnavailableError:
+                is_told = False
+            assert _row_count_when_back(database) == (3 if is_told else 0)
+            assert cut is Cut.WITH_COMMIT or is_told == (cut is Cut.AFTER_COMMIT)
+            assert proxy.cuts == 1
+            process(database)
+            assert (row_count(database), dead_numbers(database)) == (3, [3])
+            assert DeadLetters(database).list()[0].attempts == 1
+    finally:
+        proxy.close()
 
 
 def _row_count_when_back(database: Database) -> int:

@@ -64,7 +64,7 @@ class MariadbServer(TemporaryServer):
         """Make the data when there is none, start the server, and wait until it accepts connections."""
         is_new = not self._data.exists()
         if is_new:
-            self._make_data()
+            self._make_data(Path(self._server), self._install_data)
         command = [
             self._server,
             "--no-defaults",
@@ -144,7 +144,7 @@ class MariadbServer(TemporaryServer):
     def _of_user(self) -> dict[str, Any]:
         return {"user": "tidegate", "password": PASSWORD, "host": "127.0.0.1", "port": self.port}
 
-    def _make_data(self) -> None:
+    def _install_data(self) -> None:
         made = subprocess.run(
             [
                 self._install,

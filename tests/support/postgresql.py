@@ -50,7 +50,9 @@ class PostgresqlServer(TemporaryServer):
     def start(self) -> None:
         """Make the cluster when there is none, start the server, and wait until it accepts connections."""
         if not (self._folder / "data").exists():
-            self._make_cluster()
+            if self._user is not None:
+                shutil.chown(self._folder, self._user)
+            self._make_data(self._binaries / "initdb", self._make_cluster)
         command = [
             str(self._binaries / "postgres"),
             *("-D", str(self._folder / "data")),
@@ -104,8 +106,7 @@ class PostgresqlServer(TemporaryServer):
         password_file = self._folder / "password"
         password_file.write_text(PASSWORD)
         if self._user is not None:
-            for path in (self._folder, password_file):
-                shutil.chown(path, self._user)
+            shutil.chown(password_file, self._user)
         made = subprocess.run(
             [
                 str(self._binaries / "initdb"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +16,9 @@ from typing import Any, Final, Self
 
 _START_S_MAX: Final = 60.0
 _POLL_S: Final = 0.02
+_FORMAT: Final = 1
+"""Of the data that the servers make: changes with their options."""
+_TEMPLATES: Final = Path(__file__).parents[2] / "build" / "servers"
 
 
 class ServerMissingError(Exception):
@@ -55,6 +60,23 @@ class TemporaryServer(ABC):
     ) -> None:
         self.close()
 
+    def _make_data(self, program: Path, make: Callable[[], None]) -> None:
+        """Have the folder ``data``: ``make`` makes the first one for a program, and others are its copies."""
+        data, found = self._folder / "data", program.stat()
+        facts = [_FORMAT, program, found.st_mtime_ns, found.st_size]
+        template = _TEMPLATES / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+        template.parent.mkdir(parents=True, exist_ok=True)
+        with template.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not template.exists():
+                make()
+                begun = template.with_suffix(".begun")
+                shutil.rmtree(begun, ignore_errors=True)
+                _copy(data, begun)
+                begun.rename(template)
+                return
+        _copy(template, data)
+
     def logs(self) -> str:
         """The ends of what its processes wrote, for a failure's message."""
         ends = [(path.name, path.read_text(errors="replace")[-2000:]) for path in self._log_files()]
@@ -82,3 +104,8 @@ class TemporaryServer(ABC):
             if is_ready():
                 return
             time.sleep(_POLL_S)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """With owners and modes."""
+    subprocess.run(["cp", "-a", str(source), str(target)], check=True)
