@@ -25,8 +25,8 @@ def test_commands_that_pages_name_exist() -> None:
         command: click.Command = app
         names = shlex.split(re.sub(r"{{.*?}}", "NAME", words))
         while isinstance(command, click.Group) and names:
-            name = names.pop(0)
-            assert name in command.commands, words
-            command = command.commands[name]
+            found = command.get_command(click.Context(command), names.pop(0))
+            assert found is not None, words
+            command = found
         options = {option for each in command.params for option in each.opts}
         assert {each for each in names if each.startswith("--")} <= options, words

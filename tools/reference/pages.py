@@ -41,8 +41,10 @@ _MADE = "Made by `make docs`; do not edit."
 
 def iter_commands(group: click.Group, names: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
     """Every command with its full name (``hub create``), in the order of the help."""
-    for name in group.list_commands(click.Context(group)):
-        command = group.commands[name]
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None, name
         if isinstance(command, click.Group):
             yield from iter_commands(command, (*names, name))
         else:

@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 import click
 
-from tidegate.cli.consumers.audit import audit
-from tidegate.cli.consumers.checkpoint import checkpoint_group
-from tidegate.cli.consumers.lag import lag, lease_group
-from tidegate.cli.consumers.top import top
-from tidegate.cli.dead_letters.dlq import dlq_group
-from tidegate.cli.entities.capture import capture_group
-from tidegate.cli.entities.group import group_group
-from tidegate.cli.entities.hub import hub_group
-from tidegate.cli.entities.limits import throughput_group, tier_group
-from tidegate.cli.entities.policy import policy_group
-from tidegate.cli.entities.profile import profile_group
-from tidegate.cli.entities.publisher import publisher_group
-from tidegate.cli.entities.token import token_group
-from tidegate.cli.events.export import export
-from tidegate.cli.events.importing import import_events
-from tidegate.cli.events.receive import receive
-from tidegate.cli.events.send import send
-from tidegate.cli.hosts.run import host_group
-from tidegate.cli.pipelines.run import replay
-from tidegate.cli.pipelines.run import run as run_pipeline
-from tidegate.cli.pipelines.shadow import diff, drop, swap
-from tidegate.cli.pipelines.spark import spark_group
-from tidegate.cli.pipelines.status import status, stop
-from tidegate.cli.service.backup import backup
-from tidegate.cli.service.bench import bench
-from tidegate.cli.service.check import check
-from tidegate.cli.service.doctor import doctor
-from tidegate.cli.service.serve import serve
-from tidegate.cli.shell.completion import completion, prepare_completion
+from tidegate.cli.shell.completion import prepare_completion
 from tidegate.cli.shell.connection import connection_options
-from tidegate.cli.shell.contents import CommandGroup, ContentsGroup
+from tidegate.cli.shell.contents import CommandGroup, Contents, ContentsGroup
 from tidegate.cli.shell.exit_codes import ExitCode, exit_code_of
 from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.render import Output, remark
@@ -70,25 +43,85 @@ def version(output: Output) -> None:
 
 pipeline_group = CommandGroup(
     "pipeline",
-    commands=[run_pipeline, replay, diff, swap, drop, status, stop],
+    places={
+        "run": "pipelines.run:run",
+        "replay": "pipelines.run:replay",
+        "diff": "pipelines.shadow:diff",
+        "swap": "pipelines.shadow:swap",
+        "drop": "pipelines.shadow:drop",
+        "status": "pipelines.status:status",
+        "stop": "pipelines.status:stop",
+    },
     help="Run, monitor and compare pipelines.",
+)
+
+_CONTENTS: Final[Contents] = (
+    (
+        "The service",
+        {
+            "serve": "service.serve:serve",
+            "top": "consumers.top:top",
+            "backup": "service.backup:backup",
+            "check": "service.check:check",
+            "doctor": "service.doctor:doctor",
+            "bench": "service.bench:bench",
+        },
+    ),
+    (
+        "Event hubs and events",
+        {
+            "hub": "entities.hub:hub_group",
+            "group": "entities.group:group_group",
+            "capture": "entities.capture:capture_group",
+            "send": "events.send:send",
+            "receive": "events.receive:receive",
+            "export": "events.export:export",
+            "import": "events.importing:import_events",
+        },
+    ),
+    (
+        "Access and throughput",
+        {
+            "policy": "entities.policy:policy_group",
+            "token": "entities.token:token_group",
+            "publisher": "entities.publisher:publisher_group",
+            "throughput": "entities.limits:throughput_group",
+            "tier": "entities.limits:tier_group",
+        },
+    ),
+    (
+        "Consumers",
+        {
+            "host": "hosts.run:host_group",
+            "lag": "consumers.lag:lag",
+            "lease": "consumers.lag:lease_group",
+            "checkpoint": "consumers.checkpoint:checkpoint_group",
+        },
+    ),
+    (
+        "Pipelines",
+        {
+            "pipeline": "app:pipeline_group",
+            "dlq": "dead_letters.dlq:dlq_group",
+            "audit": "consumers.audit:audit",
+            "spark": "pipelines.spark:spark_group",
+        },
+    ),
+    (
+        "This command line",
+        {
+            "profile": "entities.profile:profile_group",
+            "completion": "shell.completion:completion",
+            "version": "app:version",
+        },
+    ),
 )
 
 
 @click.group(
     "tidegate",
     cls=ContentsGroup,
-    contents=(
-        ("The service", (serve, top, backup, check, doctor, bench)),
-        (
-            "Event hubs and events",
-            (hub_group, group_group, capture_group, send, receive, export, import_events),
-        ),
-        ("Access and throughput", (policy_group, token_group, publisher_group, throughput_group, tier_group)),
-        ("Consumers", (host_group, lag, lease_group, checkpoint_group)),
-        ("Pipelines", (pipeline_group, dlq_group, audit, spark_group)),
-        ("This command line", (profile_group, completion, version)),
-    ),
+    contents=_CONTENTS,
     epilog=f"Exit codes: {EXIT_CODE_HELP}.",
     context_settings={"show_default": True},
 )

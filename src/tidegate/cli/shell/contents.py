@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Final
 
 import click
@@ -15,8 +16,8 @@ import click
 from tidegate.extras import not_installed
 from tidegate.model.errors import NotFoundError
 
-Contents = Sequence[tuple[str, Sequence[click.Command]]]
-"""Headings, each with its commands."""
+Contents = Sequence[tuple[str, Mapping[str, str]]]
+"""Headings, each with its commands: a name, and where it is (``CommandGroup``)."""
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
 _BROKEN_PIPE: Final = 128 + 13
@@ -24,16 +25,34 @@ _BROKEN_PIPE: Final = 128 + 13
 
 
 class CommandGroup(click.Group):
-    """Commands in the order in which they were declared; without one, the help is shown."""
+    """Commands in the order in which they were declared; without one, the help is shown.
 
-    def __init__(self, *arguments: Any, commands: Sequence[click.Command] = (), **options: Any) -> None:
+    places: commands that are imported when they are wanted, which is most of the time that a command takes
+    to start: a name, and its module below ``tidegate.cli`` and variable there (``entities.hub:hub_group``).
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        commands: Sequence[click.Command] = (),
+        places: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **{"no_args_is_help": True, **options})
+        self._places = places or {}
         for command in commands:
             self.add_command(command)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands."""
-        return list(self.commands)
+        return list(self._places or self.commands)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name; None: there is none."""
+        if cmd_name in self._places and cmd_name not in self.commands:
+            module, _, variable = self._places[cmd_name].partition(":")
+            self.add_command(getattr(import_module(f"tidegate.cli.{module}"), variable))
+        return super().get_command(ctx, cmd_name)
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a command, in whose help the examples keep their lines (``\\b``, to Click)."""
@@ -46,15 +65,16 @@ class ContentsGroup(CommandGroup):
     """A root group whose help lists its commands under headings."""
 
     def __init__(self, *arguments: Any, contents: Contents, **options: Any) -> None:
-        commands = [command for _, section in contents for command in section]
-        super().__init__(*arguments, commands=commands, **options)
+        places = {name: place for _, section in contents for name, place in section.items()}
+        super().__init__(*arguments, places=places, **options)
         self._contents = contents
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table of contents."""
-        for heading, commands in self._contents:
+        for heading, section in self._contents:
+            commands = [(name, self.get_command(ctx, name)) for name in section]
             with formatter.section(heading):
-                formatter.write_dl([(each.name or "", each.get_short_help_str(100)) for each in commands])
+                formatter.write_dl([(name, each.get_short_help_str(100)) for name, each in commands if each])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; end quietly when it is interrupted or its output is no longer read.
