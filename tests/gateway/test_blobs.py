@@ -26,11 +26,17 @@ from tests.storage.engines import Memory, MemoryEngine
 from tests.support.clocks import SetClock
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Door, Peer, acting_as, attempts
-from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT, DEVELOPMENT_KEY, account_key, account_name
+from tidegate.broker.blobs.accounts import (
+    DEVELOPMENT_ACCOUNT,
+    DEVELOPMENT_KEY,
+    DevelopmentAccount,
+    account_key,
+    account_name,
+)
 from tidegate.broker.blobs.refusals import BlobRefusedError
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.gateway.http.blobs import door, operations
-from tidegate.gateway.http.blobs.access import BlobAccess, DevelopmentAccount
+from tidegate.gateway.http.blobs.access import BlobAccess
 from tidegate.gateway.http.blobs.signatures import BlobRequest
 from tidegate.model.errors import UnauthorizedError
 from tidegate.server.app import TidegateServer

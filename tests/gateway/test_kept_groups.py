@@ -38,7 +38,8 @@ from tidegate.console.frame.rights import Rights
 from tidegate.console.jobs.jobs import Jobs
 from tidegate.gateway.administration import operations
 from tidegate.gateway.administration.partition_lists import in_slices
-from tidegate.gateway.metrics import METRICS, ConnectionCounts, MetricsPage, Sources
+from tidegate.gateway.counts import ConnectionCounts
+from tidegate.gateway.metrics import METRICS, MetricsPage, Sources
 from tidegate.model.connection_string import ConnectionString
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService

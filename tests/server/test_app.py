@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -275,3 +277,15 @@ async def test_nothing_in_the_data_directory_is_for_other_users(tmp_path: Path) 
         os.umask(earlier)
     found = {path for path in (tmp_path / "made").rglob("*") if path.stat().st_mode & 0o077}
     assert {path.name for path in found} == {"ca.pem", "server.pem"}  # in a directory that is not for others
+
+
+def test_a_service_loads_what_it_serves() -> None:
+    """Each start waits for what is loaded: without HTTP, TLS and Capture half as long."""
+    script = (
+        "import sys\n"
+        "import tidegate.server.app\n"
+        "heavy = {'starlette', 'jinja2', 'prometheus_client', 'fastavro', 'cryptography', 'sqlalchemy'}\n"
+        "print('loaded:', sorted(heavy & set(sys.modules)))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "loaded: []"

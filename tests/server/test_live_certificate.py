@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from tests.support.clocks import FixedClock
 
-from tidegate.server import app
+from tidegate.server import live_certificate
 from tidegate.server.app import TidegateServer
 from tidegate.server.certificates import ensure_server_certificate, given_server_certificate
 from tidegate.server.live_certificate import LiveCertificate
@@ -204,7 +204,7 @@ async def test_every_port_shows_the_new_certificate_and_open_connections_stay(
     tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AMQP and HTTP over TLS; what is connected is not disturbed."""
-    monkeypatch.setattr(app, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(live_certificate, "CHECK_INTERVAL_S", 0.01)
     files.write("localhost")
     server = TidegateServer(
         ServerSettings(

@@ -86,7 +86,7 @@ async def serve():
     settings = ServerSettings(Path(sys.argv[1]), amqp_port=0, http_port=None)
     task = asyncio.get_running_loop().create_task(run_server(settings, on_ready=served.set_result))
     await served
-    print(gc.get_freeze_count() > 50_000, len(gc.get_objects()) < 50_000)
+    print(gc.get_freeze_count() > 20_000, len(gc.get_objects()) < 20_000)
     task.cancel()
     await asyncio.wait([task])
     print(gc.get_freeze_count())

@@ -29,10 +29,10 @@ from tests.support.clocks import SetClock
 from tidegate import __version__
 from tidegate.broker import Claim
 from tidegate.console.consumers.groups import Consumers
+from tidegate.gateway.counts import ConnectionCounts
 from tidegate.gateway.metrics import (
     METRICS,
     PREFIX,
-    ConnectionCounts,
     MetricsPage,
     Sources,
     StoredGroup,

@@ -10,11 +10,12 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidegate.broker import Broker
 from tidegate.capture.file_journal import FileJournal
-from tidegate.capture.hub_capture import HubCapture
 from tidegate.capture.state import remove_states
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureSettings, CaptureStatistics
@@ -22,6 +23,9 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
+
+if TYPE_CHECKING:
+    from tidegate.capture.hub_capture import HubCapture
 
 _LOOK_S = 1.0
 
@@ -121,6 +125,11 @@ class CaptureService:
                 del self._hubs[hub_id]
                 await hub.close()
                 _logger.info("stopped %r", hub)
+        if wanted:
+            # Imported here: with it come the codecs of Avro, which few services need; in a thread, because it
+            # takes a tenth of a second.
+            await asyncio.to_thread(import_module, "tidegate.capture.hub_capture")
+            from tidegate.capture.hub_capture import HubCapture
         for hub_id, (event_hub, settings) in wanted.items():
             if hub_id not in self._hubs:
                 hub = self._hubs[hub_id] = HubCapture(

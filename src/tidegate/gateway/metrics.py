@@ -19,6 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tidegate.broker import Broker, Door, EventHub, KeptPartition
+from tidegate.gateway.counts import ConnectionCounts, DiskSpace
 from tidegate.metric_rows import MetricRow, Samples
 from tidegate.model import VERSION
 from tidegate.model.capture import CaptureStatistics
@@ -40,24 +41,6 @@ _SAMPLES_PER_PIECE: Final = 32
 
 _END: Final = b"# EOF\n"
 """Of OpenMetrics."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionCounts:
-    """AMQP connections over all transports."""
-
-    opened: int
-    """Since the service started."""
-    active: int
-
-
-@dataclass(frozen=True, slots=True)
-class DiskSpace:
-    """Of the file system with the data directory, in bytes."""
-
-    free: int
-    """For the service's user."""
-    total: int
 
 
 @dataclass(frozen=True, slots=True)

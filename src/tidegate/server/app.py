@@ -19,33 +19,22 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from tidegate.broker import EMULATOR_KEY, ROOT_POLICY_NAME, Broker
 from tidegate.capture import CaptureService
-from tidegate.console.app import ConsoleApp
-from tidegate.console.frame.parts import ConsoleParts, OwnAddress
-from tidegate.console.views import open_views
 from tidegate.files import make_private_directory
 from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.server import AmqpGateway
-from tidegate.gateway.http.app import HttpGateway
-from tidegate.gateway.http.origins import AllowedOrigins
-from tidegate.gateway.metrics import DiskSpace
+from tidegate.gateway.counts import DiskSpace
 from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import BrokenError, ClosedError, InvalidArgumentError
 from tidegate.model.hosts import HostNames, is_loopback
 from tidegate.server.applying import apply_declared, set_root_key
-from tidegate.server.certificates import (
-    ServerCertificate,
-    ensure_server_certificate,
-    given_server_certificate,
-)
 from tidegate.server.event_loop import share_interpreter
 from tidegate.server.exposure import exposure_warnings
-from tidegate.server.live_certificate import CHECK_INTERVAL_S, LiveCertificate
 from tidegate.server.memory import (
     allow_open_files,
     give_back_freed_memory,
@@ -63,7 +52,6 @@ from tidegate.server.ready import (
     write_ready_file,
 )
 from tidegate.server.settings import ServerSettings
-from tidegate.server.stored_groups import read_stored_groups
 from tidegate.storage.options import LogOptions
 from tidegate.storage.write_errors import step_error
 from tidegate.transport.admission import Admission, AdmissionStatistics, connection_limits
@@ -72,6 +60,10 @@ from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.tls import HandshakeFailures
+
+if TYPE_CHECKING:
+    from tidegate.server.certificates import ServerCertificate
+    from tidegate.server.live_certificate import LiveCertificate
 
 MEMORY_LOOK_INTERVAL_S: Final = 2.0
 MEMORY_FALL_BYTES: Final = 48 * 1024 * 1024
@@ -155,6 +147,9 @@ class TidegateServer:
         live: LiveCertificate | None = None
         handshake_failures: HandshakeFailures | None = None
         if settings.is_tls_used:
+            # Imported here, as in the methods below: a service without TLS starts a tenth faster.
+            from tidegate.server.live_certificate import LiveCertificate
+
             with _step("prepare the certificate", settings.data_dir / "certificates"):
                 live = LiveCertificate(self._certificate, clock=self._clock)
             handshake_failures = HandshakeFailures(live.context)
@@ -176,7 +171,11 @@ class TidegateServer:
         amqp = self._amqp = self._amqp_gateway(broker, capture, budget)
         tasks.start(_give_memory_back(budget), name="give memory back")
         tasks.start(self._watch_disk(), name="disk space")
-        http = await self._http_gateway(broker, capture, amqp, handshake_failures)
+        http: _Listener = amqp
+        if settings.http_port is not None or settings.https_port is not None:
+            http = await self._open_http(broker, capture, amqp, handshake_failures)
+        # Closed before the HTTP server, whose WebSockets it uses.
+        stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
         addresses: dict[str, str | None] = {
             "amqp": await _listen(amqp, settings.host, settings.amqp_port, None),
             "amqps": await _listen(amqp, settings.host, settings.amqps_port, tls),
@@ -262,75 +261,30 @@ class TidegateServer:
             capture_statistics=capture.statistics,
         )
 
-    async def _http_gateway(
+    async def _open_http(
         self,
         broker: Broker,
         capture: CaptureService,
         amqp: AmqpGateway,
         handshake_failures: HandshakeFailures | None,
-    ) -> HttpGateway:
-        """HTTP with the console, and the order in which they, and AMQP, are closed."""
-        settings, stack = self.settings, self._exit_stack
-        proxies = TrustedProxies.parse(settings.trusted_proxies)
-        console = consumers = None
-        if settings.is_console_served and (settings.http_port is not None or settings.https_port is not None):
-            parts = ConsoleParts(
-                broker,
-                capture,
-                lambda: amqp.connection_counts().active,
-                self._clock,
-                self._own_address,
-                lambda: self.ready.connection_strings,
-                settings.data_dir,
-                settings.all_databases,
-                settings.redrive_pipelines,
-            )
-            views = await stack.enter_async_context(open_views(parts))
-            consumers = None if views.letters is None else views.consumers()
-            if self._link_secret is not None:
-                views.access.allow_link(self._link_secret)
-            console = ConsoleApp(
-                views, clock=self._clock, proxies=proxies, budget=amqp.budget, sliced_work=amqp.sliced_work
-            )
-            # Closed after the HTTP server: a page that is still being served may start a task.
-            stack.push_async_callback(console.close)
-        letters = None
-        if settings.database is not None:
-            # With them comes SQLAlchemy: a service without a database starts faster, and is smaller.
-            from tidegate.server.dead_letters import DatabaseDeadLetters
+    ) -> _Listener:
+        """HTTP with the console; it is closed before what it uses."""
+        # Imported here: half of what a service loads, and one without an HTTP port needs none of it.
+        from tidegate.server.http_face import ServiceParts, open_http
 
-            letters = DatabaseDeadLetters(broker, settings.database, self._clock)
-            # Closed after the HTTP server: a request may still be answered.
-            stack.push_async_callback(letters.close)
-        http = HttpGateway(
+        parts = ServiceParts(
+            self.settings,
+            broker,
+            capture,
             amqp,
-            is_ready=lambda: self._is_serving,
-            origins=AllowedOrigins.parse(settings.allowed_origins),
-            proxies=proxies,
-            further_routes=() if console is None else (console.route(),),
-            hsts_max_age_s=settings.hsts_max_age_s,
-            development_account=settings.development_account,
-            read_stored_groups=None if consumers is None else partial(read_stored_groups, consumers),
-            tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
+            self._clock,
+            self._link_secret,
+            ready=lambda: self.ready,
+            is_serving=lambda: self._is_serving,
             disk_space=lambda: self._disk_space,
-            dead_letters=letters,
+            tls_handshake_failures=lambda: 0 if handshake_failures is None else handshake_failures.count,
         )
-        stack.push_async_callback(http.close)
-        if console is not None:
-            # Ended before the HTTP server closes, because it waits for streamed responses.
-            stack.callback(console.end_streams)
-        # Also before the HTTP server: it waits for responses that are delayed to slow down key guessing.
-        stack.callback(broker.key_guard.release)
-        # Closed before the HTTP server, whose WebSockets it uses.
-        stack.push_async_callback(amqp.close, drain_timeout_s=settings.drain_timeout_s)
-        return http
-
-    def _own_address(self) -> OwnAddress:
-        """Where the console's own clients connect."""
-        ready = self.ready
-        if ready.connection_string_plain is not None:
-            return OwnAddress(ready.connection_string_plain, None)
-        return OwnAddress(ready.connection_string, ready.ca_file)
+        return await open_http(parts, self._exit_stack)
 
     def _admission(self, broker: Broker) -> Admission:
         """The connection limits, which depend on the number of partitions."""
@@ -426,6 +380,8 @@ class TidegateServer:
         return None
 
     def _certificate(self) -> ServerCertificate:
+        from tidegate.server.certificates import ensure_server_certificate, given_server_certificate
+
         settings = self.settings
         if settings.tls_certificate is not None:
             assert settings.tls_key is not None  # ServerSettings: both or neither
@@ -447,6 +403,8 @@ class TidegateServer:
         return _loopback_name(host)
 
     async def _watch_certificate(self, live: LiveCertificate, on_changed: Callable[[], None]) -> None:
+        from tidegate.server.live_certificate import CHECK_INTERVAL_S
+
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             if live.refresh():
@@ -521,9 +479,14 @@ def _step(what: str, path: Path) -> Iterator[None]:
         raise step_error(error, what, path) from error
 
 
-async def _listen(
-    server: AmqpGateway | HttpGateway, host: str, port: int | None, tls: ssl.SSLContext | None
-) -> str | None:
+class _Listener(Protocol):
+    """A gateway."""
+
+    async def listen(self, host: str, port: int, *, ssl_context: ssl.SSLContext | None) -> tuple[str, int]:
+        """Start listening; returns the bound address."""
+
+
+async def _listen(server: _Listener, host: str, port: int | None, tls: ssl.SSLContext | None) -> str | None:
     """Start listening and return the bound ``host:port``; None without a port."""
     if port is None:
         return None

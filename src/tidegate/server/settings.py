@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 from msgspec import Meta
 
-from tidegate.gateway.http.blobs.access import DevelopmentAccount
+from tidegate.broker.blobs.accounts import DevelopmentAccount
 from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.model.capture_destination import CaptureDestinations
 from tidegate.model.errors import InvalidArgumentError

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 DEVELOPMENT_ACCOUNT: Final = "devstoreaccount1"
@@ -26,6 +27,14 @@ DEVELOPMENT_ACCOUNT_ID: Final = "development"
 
 _NAMESPACE_ACCOUNT: Final = "blob"
 _SUFFIX: Final = ".blob"
+
+
+class DevelopmentAccount(Enum):
+    """Who may use the development account."""
+
+    OFF = "off"
+    THIS_MACHINE = "this-machine"
+    EVERYWHERE = "everywhere"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tidegate.broker import Broker
 from tidegate.gateway.amqp.connection_handler import ConnectionHandler
 from tidegate.gateway.amqp.idle_guard import IdleLimits
 from tidegate.gateway.amqp.management import ManagementService
-from tidegate.gateway.metrics import ConnectionCounts
+from tidegate.gateway.counts import ConnectionCounts
 from tidegate.model.capture import CaptureStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError

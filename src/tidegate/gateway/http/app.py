@@ -20,21 +20,22 @@ from starlette.routing import BaseRoute, Route
 
 from tidegate.amqp.errors import INTERNAL_ERROR, NOT_ALLOWED, NOT_FOUND
 from tidegate.broker import Actor, Claim, acting_as
+from tidegate.broker.blobs.accounts import DevelopmentAccount
 from tidegate.gateway.administration.dead_letters import DeadLetterKeeper
 from tidegate.gateway.administration.operations import PREFIX
 from tidegate.gateway.amqp.server import AmqpGateway
+from tidegate.gateway.counts import DiskSpace
 from tidegate.gateway.health import health_report
 from tidegate.gateway.http.admin import Administration, admin_error
 from tidegate.gateway.http.atom import AtomAdministration
 from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
-from tidegate.gateway.http.blobs.access import DevelopmentAccount
 from tidegate.gateway.http.blobs.door import BlobDoor
 from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.errors import error_response, response_for
 from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.gateway.http.publish import Publishing
 from tidegate.gateway.http.server import HttpServer, listening_socket
-from tidegate.gateway.metrics import DiskSpace, MetricsPage, Sources, StoredGroup
+from tidegate.gateway.metrics import MetricsPage, Sources, StoredGroup
 from tidegate.model.audience import NAMESPACE
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine, site_at

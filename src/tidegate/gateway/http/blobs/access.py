@@ -12,7 +12,6 @@ import hashlib
 import hmac
 from dataclasses import dataclass, replace
 from datetime import UTC
-from enum import Enum
 
 from starlette.requests import Request
 
@@ -22,6 +21,7 @@ from tidegate.broker.blobs.accounts import (
     DEVELOPMENT_ACCOUNT_ID,
     DEVELOPMENT_KEY,
     NAMESPACE_ACCOUNT_ID,
+    DevelopmentAccount,
     account_name,
     parse_account,
     signing_key,
@@ -34,14 +34,6 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
 from tidegate.transport.admission import authenticate_peer
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
-
-
-class DevelopmentAccount(Enum):
-    """Who may use the development account."""
-
-    OFF = "off"
-    THIS_MACHINE = "this-machine"
-    EVERYWHERE = "everywhere"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Receive, Scope, Send
 
 from tidegate.broker import Broker, acting_as
-from tidegate.broker.blobs.accounts import parse_account
+from tidegate.broker.blobs.accounts import DevelopmentAccount, parse_account
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.broker.blobs.store import CONTENT_BYTES_MAX
 from tidegate.gateway.http.authorization import peer_of
-from tidegate.gateway.http.blobs.access import BlobAccess, DevelopmentAccount
+from tidegate.gateway.http.blobs.access import BlobAccess
 from tidegate.gateway.http.blobs.answers import common_headers, error_answer
 from tidegate.gateway.http.blobs.operations import Call, metadata_in, operation_of
 from tidegate.gateway.http.blobs.signatures import BlobRequest
