@@ -6,11 +6,12 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.support import run_tidegate
+from tests.support.forked import forking_program
 
 from tidegate.testing.hub import HubService
 
@@ -18,13 +19,12 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def shell_environment(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+def shell_environment(environment: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     """The service's environment with the ``tidegate`` of these sources on PATH."""
     program = tmp_path / "bin" / "tidegate"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tidegate.cli "$@"\n')
-    program.chmod(0o755)
-    return environment | {"PATH": f"{program.parent}{os.pathsep}{environment['PATH']}"}
+    with forking_program(program, "-m", "tidegate.cli"):
+        yield environment | {"PATH": f"{program.parent}{os.pathsep}{environment['PATH']}"}
 
 
 def offered(line: str, environment: dict[str, str]) -> list[str]:

@@ -23,6 +23,7 @@ import pytest
 from click.shell_completion import CompletionItem
 from tests.cli.support import run_tidegate
 from tests.support.absent import not_tested
+from tests.support.forked import forking_program
 
 from tidegate.cli.shell.completion_shells import SHELLS, bash_text
 from tidegate.testing.hub import HubService
@@ -117,14 +118,13 @@ class _Typist:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Iterator[Path]:
     """Where the shells are at home: ``bin/tidegate`` is that of these sources, ``lines.jsonl`` a file."""
     program = tmp_path / "bin" / "tidegate"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tidegate.cli "$@"\n')
-    program.chmod(0o755)
     (tmp_path / "lines.jsonl").touch()
-    return tmp_path
+    with forking_program(program, "-m", "tidegate.cli"):
+        yield tmp_path
 
 
 @pytest.fixture

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import multiprocessing
 import os
 import runpy
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -30,6 +37,17 @@ _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_")
 _UNBUFFERED: Final = "PYTHONUNBUFFERED"
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.support.preloaded"])
+_LOCK: Final = threading.Lock()
+"""Who starts a process asks how the others are: of two that read an end, one would find none."""
+_CLIENT: Final = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as line:
+    line.connect({place!r})
+    request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+    socket.send_fds(line, [len(request).to_bytes(8, "big")], [0, 1, 2])
+    line.sendall(request)
+    sys.exit(int(line.recv(9)))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +105,8 @@ class Forked(subprocess.Popen[Any]):
         request = (words, dict(environment), os.path.abspath(cwd or "."), _Descriptors(ends), is_session)
         try:
             self._process = _FORKS.Process(target=_become, args=request)
-            self._process.start()
+            with _LOCK:
+                self._process.start()
             self.pid = self._process.pid
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -103,8 +122,9 @@ class Forked(subprocess.Popen[Any]):
             started: Any = super()
             code: int | None = started._internal_poll(*given, **named)
             return code
-        if self.returncode is None:
-            self.returncode = self._process.exitcode
+        with _LOCK:
+            if self.returncode is None:
+                self.returncode = self._process.exitcode
         return self.returncode
 
     def _wait(self, timeout: float | None) -> int:
@@ -112,8 +132,7 @@ class Forked(subprocess.Popen[Any]):
             started: Any = super()
             code: int = started._wait(timeout=timeout)
             return code
-        self._process.join(timeout)
-        if self._internal_poll() is None:
+        if not wait([self.sentinel], timeout) or self._internal_poll() is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.returncode
 
@@ -130,6 +149,38 @@ class _Descriptors:
 
 def _taken(*given: Any) -> list[int]:
     return [each.detach() for each in given]
+
+
+@contextlib.contextmanager
+def forking_program(path: Path, *words: str) -> Iterator[None]:
+    """Have a program at a path: for shells, whose commands are forked like those of tests.
+
+    words: what stands behind ``python`` and before the arguments.
+    """
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            size, streams, _, _ = socket.recv_fds(self.request, 8, 3)
+            with self.request.makefile("rb") as file:
+                arguments, environment, folder = json.loads(file.read(int.from_bytes(size, "big")))
+            started = dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
+            command = [sys.executable, *words, *arguments]
+            with Forked(command, env=environment, cwd=folder, **started) as process:
+                for stream in streams:
+                    os.close(stream)
+                self.request.sendall(b"%d" % process.wait())
+
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
+        place = f"{folder}/socket"
+        with socketserver.ThreadingUnixStreamServer(place, Handler) as server:
+            server.daemon_threads = True
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+            path.write_text(_CLIENT.format(python=sys.executable, place=place))
+            path.chmod(0o755)
+            try:
+                yield
+            finally:
+                server.shutdown()
 
 
 def fork_services() -> None:
