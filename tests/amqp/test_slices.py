@@ -230,7 +230,9 @@ def _serve(
     return words, bytes(output)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(
+    "seed", [seed if seed < 7 else pytest.param(seed, marks=pytest.mark.faults) for seed in range(25)]
+)
 @pytest.mark.parametrize("is_answering", [False, True])
 @pytest.mark.slow
 def test_slices_and_reads_of_any_size_come_to_the_same(

@@ -25,12 +25,15 @@ from tidegate.capture.state import PartitionState, StateStore
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CapturedFile, WindowEnd
 from tidegate.server.opening import open_broker
+from tidegate.storage.options import LogOptions
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
 
 T = TypeVar("T")
 
 _LIMITS = WindowLimits(size_bytes=400, time_ms=60_000, is_empty_skipped=True)
+_OPTIONS = LogOptions(journal_bytes=100_000)
+"""The usual 16 MB are allocated in each of hundreds of lives."""
 _DEADLINE_S = 60.0
 
 
@@ -184,7 +187,7 @@ async def _run_with_crash(
 ) -> int:
     """Capture a fixed log with one crash or failure; check the files; returns the steps that it took."""
     clock = SetClock(START)
-    broker = await open_broker(work / "data", clock=clock)
+    broker = await open_broker(work / "data", clock=clock, options=_OPTIONS)
     try:
         partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
         await _fill(partition, clock, _BATCHES)
@@ -276,7 +279,7 @@ async def test_what_closed_a_window_stays_when_the_limits_change(tmp_path: Path)
         await broker.close()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.tuples(
@@ -302,7 +305,7 @@ def test_many_lives_capture_each_event_once(
     async def live() -> None:
         with tempfile.TemporaryDirectory() as folder:
             work, clock = Path(folder), SetClock(START)
-            broker = await open_broker(work / "data", clock=clock)
+            broker = await open_broker(work / "data", clock=clock, options=_OPTIONS)
             try:
                 partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
                 await append_bodies(partition, [b"first"])

@@ -48,7 +48,7 @@ def _rows(*messages: bytes) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("names", [EVENT_COLUMNS, ["sequenceNumber", "encodedEvent"], ["body", "partition"]])
 @given(lengths=st.lists(st.integers(1, 5), max_size=6), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_events_of_several_partitions_together(names: list[str], lengths: list[int], seed: int) -> None:
     """They are what each partition's would be by themselves: packed or not, good or not."""
     random_numbers = random.Random(seed)
@@ -378,7 +378,7 @@ _VALUES = st.one_of(
 _KEYS = st.one_of(st.sampled_from(("device", "kind", "n")), st.text(max_size=5), st.text("k", min_size=256))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(
@@ -421,7 +421,7 @@ def test_more_properties_than_are_cut_out() -> None:
     ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(

@@ -78,7 +78,7 @@ def test_check_and_schema_agree(shape: type[Shape]) -> None:
     """A body passes the check if, and only if, it is what the document promises to take."""
     validator = OAS31Validator({**SCHEMAS[shape.__name__], "components": {"schemas": SCHEMAS}})
 
-    @settings(max_examples=200)
+    @settings(max_examples=60)
     @given(_objects(SCHEMAS[shape.__name__]))
     def compare(value: object) -> None:
         body = json.dumps(value).encode()

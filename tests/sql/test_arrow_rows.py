@@ -89,7 +89,7 @@ _row = st.fixed_dictionaries(
         "day": st.none() | st.dates(),
     }
 )
-_on_a_database = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_on_a_database = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _write(database: Database, table: Table, data: pa.Table) -> None:

@@ -137,7 +137,7 @@ def _empty(database: Database) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds=st.lists(st.sampled_from(_KINDS), min_size=1, max_size=24), cut=st.integers(0, 24))
 def test_all_forms_of_a_handler_write_the_same(database: Database, kinds: list[str], cut: int) -> None:
     """Rows and dead letters of random events with random failures, committed in one batch or in two."""

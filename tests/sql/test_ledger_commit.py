@@ -152,7 +152,7 @@ def last_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return found[0] if len(found) == 1 else None
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batches=st.lists(st.tuples(st.lists(row_values, max_size=8), st.booleans()), max_size=5),
     is_older_ignored=st.booleans(),

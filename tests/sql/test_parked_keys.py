@@ -162,7 +162,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(Kind),
     action=st.sampled_from(FailureAction),

@@ -139,8 +139,11 @@ def _unlogged() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+_SEEDS = [seed if seed < 60 else pytest.param(seed, marks=pytest.mark.faults) for seed in range(200)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", _SEEDS)
 async def test_acknowledged_events_survive_power_losses(seed: int) -> None:
     """Random appends, cancellations, full disks, short writes, failing syncs and retention, and 4 power
     losses at random moments.

@@ -163,9 +163,11 @@ def forking_program(path: Path, *words: str) -> Iterator[None]:
             size, streams, _, _ = socket.recv_fds(self.request, 8, 3)
             with self.request.makefile("rb") as file:
                 arguments, environment, folder = json.loads(file.read(int.from_bytes(size, "big")))
-            started = dict(zip(("stdin", "stdout", "stderr"), streams, strict=True))
             command = [sys.executable, *words, *arguments]
-            with Forked(command, env=environment, cwd=folder, **started) as process:
+            inside, outside, errors = streams
+            with Forked(
+                command, stdin=inside, stdout=outside, stderr=errors, env=environment, cwd=folder
+            ) as process:
                 for stream in streams:
                     os.close(stream)
                 self.request.sendall(b"%d" % process.wait())

@@ -67,7 +67,7 @@ def _outcome(function: Callable[..., object], *arguments: object) -> object:
     return repr(bytes(found) if isinstance(found, memoryview) else found)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(_EVENTS, _PARTITION_KEYS)
 @pytest.mark.slow
 def test_encoding(event: EventData, partition_key: str | None) -> None:
@@ -77,7 +77,7 @@ def test_encoding(event: EventData, partition_key: str | None) -> None:
         assert _outcome(encode_event, event, partition_key) == found
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(
     _EVENTS,
     _PARTITION_KEYS,
