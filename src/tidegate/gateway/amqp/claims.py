@@ -116,8 +116,11 @@ class ConnectionClaims:
         grants = self._broker.authorize_key(name, key, self._find_peer())
         self._keep({grant.resource: grant for grant in grants})
 
-    def actor(self, path: EntityPath, *, token: str | None = None, claim: Claim = Claim.MANAGE) -> Actor:
-        """The actor with ``claim`` on ``path`` by this connection, or by a token that came with the request.
+    def actor(
+        self, path: EntityPath, *, token: str | None = None, claim: Claim | None = Claim.MANAGE
+    ) -> Actor:
+        """The actor with ``claim`` (None: any claim) on ``path`` by this connection, or by a token that came
+        with the request.
 
         If several policies give it, all are named, so that the order of their tokens does not matter. Raises
         as ``require``.
@@ -126,7 +129,9 @@ class ConnectionClaims:
         self.require(path, claim, token=token)
         peer = self._find_peer()
         grants = [
-            grant for grant in self._indexed().over(path) if grant.permits(path, claim, now_utc=now_utc)
+            grant
+            for grant in self._indexed().over(path)
+            if any(grant.permits(path, wanted, now_utc=now_utc) for wanted in _meant_by(claim))
         ]
         if not grants:
             assert token is not None  # ``require`` found nothing else
@@ -142,7 +147,7 @@ class ConnectionClaims:
         now_utc = self._clock.now_utc()
         if now_utc.timestamp() < self._permitted_until.get((path, claim), 0):
             return
-        claims = tuple(Claim) if claim is None else (claim,)
+        claims = _meant_by(claim)
         expiries = [
             grant.expiry
             for grant in self._indexed().over(path)
@@ -293,6 +298,10 @@ class ConnectionClaims:
         self._timer = None
         self._set_timer()
         self._on_loss()
+
+
+def _meant_by(claim: Claim | None) -> tuple[Claim, ...]:
+    return tuple(Claim) if claim is None else (claim,)
 
 
 def _held_bytes(audience: Audience, grant: Grant) -> int:
