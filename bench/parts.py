@@ -320,7 +320,7 @@ def _spark_latency(directory: Path, load: Load) -> Found:
     from bench import spark_latency
     from tidegate.spark.runtime.session import spark_session
 
-    seconds, warm_up_s = (12.0, 15.0) if load.is_quick else (20.0, 45.0)
+    seconds, warm_up_s = (20.0, 20.0) if load.is_quick else (30.0, 45.0)
     found = Found()
     spark = spark_session("tidegate-bench")
     try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -109,7 +110,13 @@ def measure_latencies(
             _progress.print(f"warming up: {warm_up_s:.0f} s")
             run(min(rates), warm_up_s)
         floor_ms = _floor_ms(spark, seconds, Path(name) / "checkpoint")
-        return [run(rate, seconds, floor_ms) for rate in rates]
+        found = [run(rate, seconds, floor_ms) for rate in rates]
+    for one in found:
+        if math.isnan(one.p50_ms + one.by_hand_p50_ms):
+            raise RuntimeError(
+                f"{one.rate:,} events/s: no row came in time; publish for longer than {seconds} s"
+            )
+    return found
 
 
 def _floor_ms(spark: SparkSession, seconds: float, checkpoint: Path) -> float:
@@ -245,7 +252,7 @@ def _wait_for(query: StreamingQuery, database: Database, count: int) -> None:
 
 
 def _percentiles(database: Database) -> tuple[int, float, float]:
-    """Events that count, p50 and p99 in milliseconds."""
+    """Events that count, p50 and p99 in milliseconds (NaN: none counts)."""
     statement = sa.text(
         "WITH found AS (SELECT enqueued_time_ms, "
         "extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1000 - enqueued_time_ms AS ms "
@@ -256,7 +263,7 @@ def _percentiles(database: Database) -> tuple[int, float, float]:
     )
     with database.read() as connection:
         count, p50, p99 = connection.execute(statement, {"left_out": _LEFT_OUT_S * 1000}).one()
-    return int(count), float(p50), float(p99)
+    return (int(count), float(p50), float(p99)) if count else (0, math.nan, math.nan)
 
 
 async def publish(connection_string: str, rate: int, seconds: float) -> None:
