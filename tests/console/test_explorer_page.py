@@ -76,6 +76,16 @@ def test_pages_of_all_partitions_lead_there_and_back(
     assert rows_of(plain_browser.get(link_of(oldest, "next"))) == list(reversed(seen))[25:50]
 
 
+def test_rows_spell_the_hub_as_its_creator_did(
+    service: HubService, hub: str, plain_browser: PlainBrowser
+) -> None:
+    """Live rows are shared: one user's spelling in an address was in the links of the others."""
+    send_events(service, hub, EventData(b"event"))
+    page = plain_browser.get(f"/hubs/{hub.swapcase()}/explorer").text
+    assert f"/hubs/{hub}/explorer/events/" in page
+    assert f"/hubs/{hub.swapcase()}/explorer/events/" not in page
+
+
 def test_a_first_page_keeps_its_events_for_the_download(
     service: HubService, hub: str, plain_browser: PlainBrowser
 ) -> None:

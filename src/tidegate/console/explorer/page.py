@@ -234,7 +234,8 @@ class ExplorerPages(Pages):
     def _form(self, request: Request) -> ExplorerForm:
         hub = request.path_params["hub"]
         require_listen(request, hub)
-        return ExplorerForm.of(hub, request.query_params)
+        # As its creator spelled it: live rows, which name it, are shared with other users' pages.
+        return ExplorerForm.of(self.events.broker.event_hub(hub).name, request.query_params)
 
     async def _read(self, request: Request, form: ExplorerForm) -> EventPage:
         query = form.query(now_utc=request.state.now)
