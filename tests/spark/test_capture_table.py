@@ -91,7 +91,6 @@ def test_captured_events_are_the_live_ones(
 def test_captured_events_in_blob_storage(
     spark: SparkSession,
     hub_service: HubService,
-    captured_hub: tuple[str, Path],
     azurite: AzuriteServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

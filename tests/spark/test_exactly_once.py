@@ -40,6 +40,14 @@ from tidegate.testing.hub import HubService
 _COUNT = 4000
 
 
+sqlite_and_then_others = pytest.mark.parametrize(
+    "database_url",
+    ["sqlite", *(pytest.param(each, marks=pytest.mark.programs) for each in ("postgresql", "mariadb"))],
+    indirect=True,
+)
+"""Where tasks write as in ``test_a_retried_task_repeats_nothing``, which runs on all."""
+
+
 class _Run:
     """One hub, one database, one checkpoint directory."""
 
@@ -210,6 +218,7 @@ def test_a_database_that_falls_behind_while_a_query_runs_is_an_error(sqlite_run:
     assert "checkpoint directory is ahead of the database" in explain(caught.value)
 
 
+@sqlite_and_then_others
 def test_partitions_are_added_to_a_hub(run: _Run) -> None:
     """While the pipeline runs, and before its restart: each of their events is a row once."""
     run.publish(400)
@@ -250,6 +259,7 @@ def _parsed(rows: DataFrame) -> DataFrame:
     )
 
 
+@sqlite_and_then_others
 def test_a_dataframe_transformation_writes_rows_and_dead_letters(run: _Run) -> None:
     """`_error` makes the dead letter that the handler's exception would have made."""
     run.publish(_COUNT)

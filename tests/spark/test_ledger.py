@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, MetaData, Table, Text, select, text
+from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import ArrowStep, LedgerSink, LedgerTable, Trigger, WriteMode, explain
@@ -66,10 +68,22 @@ def readings(spark: SparkSession, tmp_path: Path) -> Readings:
     return Readings(spark, tmp_path / "readings")
 
 
-@pytest.fixture(params=["driver", "stages"])
+@pytest.fixture
 def driver_bytes_max(request: pytest.FixtureRequest) -> int:
-    """Once with rows through the driver, once with rows staged by tasks."""
+    """With rows through the driver, or with rows staged by tasks."""
     return 0 if request.param == "stages" else 1 << 24
+
+
+_SOME_WAYS = {("sqlite", "driver"), *((kind, "stages") for kind in ("postgresql", "mariadb", *SQL_SERVERS))}
+both_ways = pytest.mark.parametrize(
+    ("database_url", "driver_bytes_max"),
+    [
+        pytest.param(*each, marks=() if each in _SOME_WAYS else pytest.mark.programs)
+        for each in product(("sqlite", "postgresql", "mariadb", *SQL_SERVERS), ("driver", "stages"))
+    ],
+    indirect=True,
+)
+"""By both ways into each database; what SQL the ways use is tried on all in ``tests/sql``."""
 
 
 def finish(query: StreamingQuery) -> None:
@@ -107,6 +121,7 @@ def count_by_home(stream: DataFrame) -> DataFrame:
     return stream.groupBy("home").agg(F.count("*").cast("int").alias("readings"))
 
 
+@both_ways
 def test_complete_rows_are_upserted(
     readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
 ) -> None:
@@ -132,6 +147,7 @@ def test_complete_rows_are_upserted(
         assert connection.execute(text("SELECT count(*) FROM tidegate_ledger_stage")).scalar_one() == 0
 
 
+@both_ways
 def test_one_stream_feeds_two_tables_and_the_dead_letters(
     readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
 ) -> None:
@@ -173,6 +189,7 @@ def rows_by_line(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_pylist([dict.fromkeys(ROW_COLUMNS) | row for row in json.loads(rows)])
 
 
+@both_ways
 def test_a_step_makes_rows_in_the_tasks_that_write_them(
     readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
 ) -> None:
@@ -376,6 +393,7 @@ def test_a_function_of_ones_own_may_leave_batches_out(
     assert "let it call write for each micro-batch" in refusal(lambda: run(93))
 
 
+@both_ways
 def test_a_row_that_a_staging_task_cannot_write_is_named(
     readings: Readings, database_url: str, tmp_path: Path, driver_bytes_max: int
 ) -> None:
