@@ -23,7 +23,10 @@ from tidegate.testing.event_hub import TestedEventHub, TestedService
 
 pytest_plugins = ["pytester"]
 # azure-eventhub 5.15.1 forgets sockets that were cut under it.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("forked_python"),
+]
 
 _WAIT_S = 90.0
 
