@@ -73,7 +73,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
 
 
 @pytest.mark.slow
-def test_http(service: HubService) -> None:
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.programs)])
+def test_http(service: HubService, share: int) -> None:
     """Publishing in all forms, every operation of both administrations, and the metrics."""
     endpoints = [*doors.publishing(), *doors.administration(), *doors.atom(), doors.metrics()]
     assert service.ready.http is not None
@@ -90,8 +91,8 @@ def test_http(service: HubService) -> None:
         draw = random.Random(f"http {SEED}")
         chosen = [
             *plain_cases("http", endpoints, draw),
-            *drawn_cases("http", endpoints, draw, HTTP_DRAWN),
-            *disguised_cases("http", endpoints, draw, HTTP_DISGUISED),
+            *drawn_cases("http", endpoints, draw, HTTP_DRAWN // share),
+            *disguised_cases("http", endpoints, draw, HTTP_DISGUISED // share),
         ]
         safe = [case for case in chosen if not (case.is_allowed and _removes(case.endpoint))]
         _check(safe if (given := _given("http")) is None else given, judge)

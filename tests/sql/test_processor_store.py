@@ -17,6 +17,7 @@ from sqlalchemy import text
 from tests.sql.lease_race import win
 from tests.sql.support import CONSUMER
 from tests.support.forked import Forked
+from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.model.errors import (
     ClosedError,
@@ -64,6 +65,14 @@ class TestSqlStore(ProcessorStoreConformance):
         return SqlStore(self.database, has_epochs=self.has_epochs)
 
 
+@pytest.mark.parametrize(
+    "database_url",
+    [
+        *("sqlite", *SQL_SERVERS),
+        *(pytest.param(each, marks=pytest.mark.programs) for each in ("postgresql", "mariadb")),
+    ],
+    indirect=True,
+)
 class TestSqlStoreSharedWithOfficialProcessors(TestSqlStore):
     """The same where receivers have owner level 0: leases have epochs that fence nevertheless."""
 
