@@ -30,7 +30,7 @@ from tidegate.transport.clock import SystemClock
 
 SMALL = replace(PLAIN, max_batch_size=4)
 """Many calls, so that a partition is never asked for between two of them alone."""
-ROUNDS = 10
+ROUNDS = 7
 EACH = 25
 """Events of a partition and round."""
 
@@ -77,7 +77,7 @@ def _is_even(hosts: Sequence[EventProcessorHost], partition_count: int) -> bool:
 async def test_hosts_that_join_and_leave_in_order_handle_each_event_once(
     hub_service: HubService, any_store: ProcessorStore
 ) -> None:
-    """1,000 events, while hosts come and go: the calls checkpoint, and none is repeated by the next owner."""
+    """700 events, while hosts come and go: the calls checkpoint, and none is repeated by the next owner."""
     hub = hub_service.create_hub(partition_count=4)
     handled: Counter[tuple[str, int]] = Counter()
     running: Counter[str] = Counter()

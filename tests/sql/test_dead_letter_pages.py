@@ -31,7 +31,7 @@ FILTERS = {
 }
 
 
-def _fill(database: Database, seed: int, count: int = 300) -> None:
+def _fill(database: Database, seed: int, count: int = 150) -> None:
     """Rows of which many share their time, as those of one batch do."""
     print(f"seed {seed}")
     chosen = random.Random(seed)
