@@ -55,6 +55,11 @@ def test_address_is_read_in_each_form_that_peers_and_headers_use(
         ("10.0.0.1", [("x-forwarded-for", "10.0.0.1"), ("forwarded", "for=198.51.100.1")], None),
         ("10.0.0.1", [("x-forwarded-for", "1.1.1.1"), ("forwarded", "for=unknown")], None),
         ("10.0.0.1", [("x-forwarded-for", "6.6.6.6, 1.1.1.1"), ("forwarded", 'for="1.1.1.1:80"')], "1.1.1.1"),
+        # A proxy quotes the Host that its client has chosen; the client may begin a quotation of its own.
+        ("10.0.0.1", [("forwarded", 'proto=http;host="a;for=6.6.6.6;b";for=1.1.1.1')], "1.1.1.1"),
+        ("10.0.0.1", [("forwarded", 'for=1.1.1.1;host="a,for=6.6.6.6"')], "1.1.1.1"),
+        ("10.0.0.1", [("forwarded", r'for=1.1.1.1;host="a\",for=6.6.6.6;b\\"')], "1.1.1.1"),
+        ("10.0.0.1", [("forwarded", 'for=6.6.6.6;x=", for="1.1.1.1";host="a,b"')], "1.1.1.1"),
         # Nothing, or nothing that is an address: the last proxy known.
         ("10.0.0.1", [], "10.0.0.1"),
         ("10.0.0.1", [("x-forwarded-for", "198.51.100.1, unknown, 10.9.9.9")], "10.9.9.9"),
@@ -85,6 +90,7 @@ def test_client_address_is_what_trusted_proxies_wrote(
         ("10.0.0.1", [("x-forwarded-proto", "http"), ("forwarded", "proto=https")], False),
         ("10.0.0.1", [("forwarded", "proto=https"), ("x-forwarded-proto", "http")], False),
         ("10.0.0.1", [("x-forwarded-proto", "https"), ("forwarded", "for=1.1.1.1;proto=http")], False),
+        ("10.0.0.1", [("forwarded", 'proto=http;host="a,proto=https"')], False),
         # A header without a scheme says nothing.
         ("10.0.0.1", [("x-forwarded-proto", "https"), ("forwarded", "for=1.1.1.1")], True),
         ("10.0.0.1", [("x-forwarded-proto", ""), ("forwarded", "proto=https")], True),

@@ -102,11 +102,10 @@ class TrustedProxies:
             return False
         schemes: dict[bytes, str] = {}
         for name, value in headers:
-            last = value.decode("latin-1").rpartition(",")[2]
             if name == b"x-forwarded-proto":
-                schemes[name] = last.strip()
+                schemes[name] = value.decode("latin-1").rpartition(",")[2].strip()
             elif name == b"forwarded":
-                schemes[name] = _said_of("proto", last)
+                schemes[name] = _said_of("proto", _elements_in(value)[-1])
         return {each.lower() for each in schemes.values() if each} == {"https"}
 
     def _nearest_client(self, peer: IpAddress | None, forwarded_for: Iterable[str]) -> IpAddress | None:
@@ -202,9 +201,19 @@ def _forwarded_for(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[str], l
         if name == b"x-forwarded-for":
             plain += [text.strip() for text in value.decode("latin-1").split(",")]
         elif name == b"forwarded":
-            # RFC 7239: one element per proxy, e.g. for="[2001:db8::17]:4711";proto=https
-            standard += value.decode("latin-1").split(",")
+            standard += _elements_in(value)
     return plain, standard
+
+
+def _elements_in(value: bytes) -> list[str]:
+    """The elements in ``Forwarded`` (RFC 7239), one per proxy: ``for="[2001:db8::17]:4711";proto=https``.
+
+    No quoted separator is left in them: a proxy may quote the Host that its client has chosen. Quotations are
+    counted from the right, because one that the client has begun further left may not end.
+    """
+    parts = value.decode("latin-1").replace(r"\\", "__").replace(r"\"", "__").split('"')
+    parts[-2::-2] = [each.replace(",", "_").replace(";", "_") for each in parts[-2::-2]]
+    return '"'.join(parts).split(",")
 
 
 def _said_of(what: str, element: str) -> str:
