@@ -25,13 +25,13 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from tidegate.amqp.message import decode_message
-from tidegate.broker import Claim
+from tidegate.broker import Actor, Claim, acting_as, current_actor
 from tidegate.gateway.health import health_report
 from tidegate.gateway.http.server import HttpServer, listening_socket
 from tidegate.model.connection_string import ConnectionString
@@ -619,6 +619,26 @@ async def test_a_head_that_does_not_end_times_out() -> None:
             assert answer.startswith(b"HTTP/1.1 408 "), answer
             assert b"<Error><Code>408</Code>" in answer
             writer.close()
+
+
+async def test_a_request_that_was_sent_ahead_has_no_other_ones_actor() -> None:
+    """Behind a proxy, another user may have sent the one before: nothing is recorded as their change."""
+    found: list[Actor] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        found.append(current_actor())
+        with acting_as(Actor(policy=f"of {len(found)}")):
+            await Response("done")(scope, receive, send)
+
+    server, (host, port), tasks = await _serve(application)
+    async with asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2 + b"GET / HTTP/1.0\r\n\r\n")
+        await reader.read()
+        writer.close()
+        await server.stop()
+        await tasks.close()
+    assert found == [Actor()] * 3
 
 
 async def _read_body(request: Request) -> Response:

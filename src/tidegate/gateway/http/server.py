@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from http import HTTPStatus
 from typing import Final
 
@@ -293,7 +294,8 @@ class _HttpProtocol(H11Protocol):
             self._parser.discard_received()
             return False
         self._parser.begin_slice()
-        super().handle_events()
+        # A request that was sent ahead would begin in the context of the one before, with its actor.
+        Context().run(super().handle_events)
         if self.conn.their_state is h11.IDLE:
             self._start_timer()
         else:
