@@ -662,10 +662,12 @@ async def test_a_client_may_ask_again_when_it_is_answered(
 
 @pytest.mark.parametrize("message", LISTS, ids=["read", "administration"])
 async def test_a_policy_has_one_list_at_a_time(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, message: Message
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch, message: Message
 ) -> None:
     """Protects clients beside it, the metrics and a stop: 40 connections with 16 lists of 1,024 partitions
-    each had most turns of their address for a minute."""
+    each had most turns of their address for a minute. With other policies beside it, it is the same one."""
+    for name in ("a", "b"):
+        await broker.create_policy("hub", name, [Claim.MANAGE])
     in_progress = most = 0
     collect = SlicedWork.collect
 
@@ -682,8 +684,11 @@ async def test_a_policy_has_one_list_at_a_time(
         pair.request_links("$management"),
         pair.request_links("$management", pair.client.begin_session()),
     ]
-    for sender, _ in links:
+    for name, (sender, _) in zip(("a", "b"), links, strict=True):
         sender.send_batch([encode_message(message)] * 4)
+        pair.exchange()
+        key = broker.policy("hub", name).key
+        assert pair.put_token(broker, f"sb://{name}/hub", policy_name=name, key=key).status_code == 202
     await pair.wait_for(lambda: len(_answers(pair, *(receiver for _, receiver in links))) == 8)
     assert most == 1
 
