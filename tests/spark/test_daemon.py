@@ -57,3 +57,25 @@ def test_workers_that_a_query_cuts_off_end_silently() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (run.stdout, "Traceback" in run.stderr) == ("3 3 3 3 3 3\n", False), run.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.programs
+def test_a_query_that_is_stopped_in_its_function_ends_silently() -> None:
+    """Protects the output of every program: the match of the function's error overflowed Java's stack."""
+    program = (
+        "import threading\n"
+        "from tidegate.spark import spark_session\n"
+        "spark, called = spark_session('stopped'), threading.Event()\n"
+        "def count(rows, batch_id):\n"
+        "    called.set()\n"
+        "    while True:\n"
+        "        rows.count()\n"
+        "source = spark.readStream.format('rate').option('rowsPerSecond', 5).load()\n"
+        "query = source.writeStream.foreachBatch(count).start()\n"
+        "called.wait()\n"
+        "query.stop()\n"
+        "spark.stop()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "StackOverflowError" not in run.stderr

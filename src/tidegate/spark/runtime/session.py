@@ -50,6 +50,8 @@ database URLs, and the plan of a source or sink, which may hold both."""
 _MANY_ROWS: Final = 10_000
 """More than there are cores."""
 
+_STACK_MB: Final = 64
+"""Of each of the driver's threads (our choice: errors of 60,000 characters). Unused, it takes no memory."""
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 
 FILTER_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
@@ -270,6 +272,11 @@ def _settings(
 
 
 def _java_options(log_level: str) -> str:
-    """Options for the driver's JVM: quiet from its first line, not only after ``setLogLevel``."""
+    """Options for the driver's JVM: quiet from its first line, not only after ``setLogLevel``.
+
+    A query that is stopped while a Python function runs matches its error with a pattern that recurses for
+    each character (Spark 4.3, ``StreamExecution.PROXY_ERROR``): Java's stack of 1 MB overflowed at 3,000.
+    """
     configuration_file = Path(__file__).with_name("log4j2.properties")
-    return f'"-Dlog4j2.configurationFile={configuration_file.as_uri()}" -Dtidegate.log.level={log_level}'
+    quiet = f'"-Dlog4j2.configurationFile={configuration_file.as_uri()}" -Dtidegate.log.level={log_level}'
+    return f"{quiet} -Xss{_STACK_MB}m"
