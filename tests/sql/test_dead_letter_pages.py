@@ -27,7 +27,7 @@ FILTERS = {
     "whole reason": DeadLetterFilter(reason_is="reason 2"),
     "time": DeadLetterFilter(failed_from=NOON, failed_until=NOON + timedelta(hours=1), status=None),
     "discarded": DeadLetterFilter(status=DeadLetterStatus.DISCARDED),
-    "enqueued": DeadLetterFilter(enqueued_from=EPOCH + timedelta(milliseconds=150), status=None),
+    "enqueued": DeadLetterFilter(enqueued_from=EPOCH + timedelta(milliseconds=75), status=None),
 }
 
 
@@ -158,7 +158,7 @@ def test_open_ones_are_counted_by_consumer(database: Database, seed: int) -> Non
     one = ConsumerKey("Hub1", "REPORTS")
     assert pages.open_counts(one) == {one: found[one]}
     assert pages.open_counts(ConsumerKey("nobody")) == {}
-    later = EPOCH + timedelta(milliseconds=150)
+    later = EPOCH + timedelta(milliseconds=75)
     newer = sum(pages.open_counts(enqueued_from=later).values())
     assert newer == DeadLetters(database).count(DeadLetterFilter(enqueued_from=later))
     assert 0 < newer < sum(found.values())
