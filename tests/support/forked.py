@@ -96,7 +96,7 @@ class Forked(subprocess.Popen[Any]):
     ) -> None:
         environment = os.environ if env is None else env
         words = _python_words(args)
-        if words is None or pass_fds or _read_at_start(environment) != _read_at_start(os.environ):
+        if words is None or pass_fds or _read_at_start(environment) != _STARTED_WITH:
             launch: Any = super()
             launch._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
             return
@@ -216,6 +216,10 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name.startswith(_READ_AT_START) and name != _UNBUFFERED
     }
+
+
+_STARTED_WITH: Final = _read_at_start(os.environ)
+"""What the process that forks reads, too: a test that changes its environment afterwards starts programs."""
 
 
 def _become(
