@@ -79,7 +79,12 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
 
     Raises InvalidArgumentError, naming the property, for a value that an event cannot hold.
     """
-    key_section = b"" if partition_key is None else _partition_key_section(partition_key)
+    key_section = b""
+    if partition_key is not None:
+        try:
+            key_section = _kept_key_section(partition_key)
+        except _LongNameError:
+            key_section = _key_section(partition_key)
     try:
         has_standard = not (event.content_type is event.message_id is event.correlation_id is None)
     except AttributeError as error:
@@ -109,10 +114,16 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
     return b"".join(parts)
 
 
-@lru_cache(maxsize=65536)
-def _partition_key_section(partition_key: str) -> bytes:
+@lru_cache(maxsize=65536)  # does not keep exceptions
+def _kept_key_section(partition_key: str) -> bytes:
     if not isinstance(partition_key, str):
         raise InvalidArgumentError(f"A partition key must be a string, got {type(partition_key).__name__}.")
+    if len(partition_key) > _KEPT_NAME_CHARACTERS_MAX:
+        raise _LongNameError
+    return _key_section(partition_key)
+
+
+def _key_section(partition_key: str) -> bytes:
     return b"\x00\x53\x72" + encode_value({PARTITION_KEY: partition_key})
 
 
@@ -149,7 +160,7 @@ class EncodedProperty(bytes):
 
 
 class _LongNameError(Exception):
-    """A name too long for the cache: names chosen by remote senders must not fill the memory."""
+    """A name or key too long for the cache: those chosen by remote senders must not fill the memory."""
 
 
 @lru_cache(maxsize=1024)  # does not keep exceptions
