@@ -159,6 +159,7 @@ async def _capture_all(
         encoding_threads=Threads(1, name="test encoding"),
         file_turns=asyncio.Semaphore(1),
         journal=SteppedJournal(work / "state" / "hub", steps),
+        directory=work / "state",
         retry_s_min=0.001,
         pace_s=0.0,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -20,12 +21,12 @@ from tests.capture.support import (
 )
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Broker
+from tidegate.broker import Broker, Partition
 from tidegate.capture import CaptureService
 from tidegate.capture.state import CAPTURE_KEYS
 from tidegate.model.capture import CaptureSettings, CaptureStatistics, WindowEnd
 from tidegate.model.capture_destination import CaptureDestinations
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, LogFailedError
 from tidegate.model.events import EventData
 from tidegate.storage.control.reading import read_files
 from tidegate.storage.files import OsFiles
@@ -276,6 +277,33 @@ async def test_a_destination_that_fails_is_tried_again_and_stops_nothing_else(
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert ["is blocked" in record.getMessage() for record in told].count(True) == 1
     assert "has resumed" in told[-1].getMessage()
+
+
+@pytest.mark.parametrize("what", ["log", "spool"])
+async def test_an_error_does_not_show_where_the_services_data_is(
+    broker: Broker,
+    service: CaptureService,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    """Policies of the hub see the error. The log of the service has all of it."""
+    if what == "spool":
+        (tmp_path / "data" / "capture").mkdir(exist_ok=True)
+        (tmp_path / "data" / "capture" / "spool").write_text("a file where the directory should be")
+    else:
+        failed = LogFailedError(f"Reading {tmp_path / 'data' / 'logs'} failed.")
+        monkeypatch.setattr(Partition, "read", AsyncMock(side_effect=failed))
+    hub = await broker.create_event_hub("hub", partition_count=1)
+    await broker.set_capture("hub", _settings("memory://bucket/folder"))
+    await append_bodies(hub.partition("0"), [b"x" * 1000])
+    await wait_until(lambda: service.statistics().get("hub", _NONE).is_failing)
+    last_error = service.statistics()["hub"].last_error
+    assert last_error == service.progress(hub.description.hub_id)[0].last_error
+    assert last_error
+    assert str(tmp_path) not in last_error
+    assert str(tmp_path / "data") in caplog.text
 
 
 async def test_an_unknown_kind_of_destination_is_told(

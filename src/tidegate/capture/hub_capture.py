@@ -70,6 +70,7 @@ class HubCapture:
             encoding_threads=encoding_threads,
             file_turns=asyncio.Semaphore(_FILES_AT_A_TIME),
             journal=journal,
+            directory=directory,
         )
         self._partitions: list[PartitionCapture] = []
         self.start_partitions()  # before the destination is open, so that the backlog is reported

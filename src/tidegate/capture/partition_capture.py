@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -81,6 +82,8 @@ class CaptureContext:
     """Limits how many files are written at a time."""
     journal: FileJournal
     """Lists each finished file."""
+    directory: Path
+    """The service's, for files in progress: errors that are shown do not name it."""
     retry_s_min: float = _RETRY_S_MIN
     """The first pause after a failure."""
     pace_s: float = _PACE_S
@@ -107,6 +110,7 @@ class PartitionCapture:
         self._is_again = False
         """Whether an earlier run may have written and listed the planned file."""
         self._window: Window | None = None
+        self._failure = ""
 
     @property
     def backlog_events(self) -> int:
@@ -379,8 +383,12 @@ class PartitionCapture:
                 return result
 
     def _report_failure(self, error: TidegateError | OSError) -> None:
-        is_news = not self.counts.is_failing or self.counts.last_error != str(error)
-        self.counts.is_failing, self.counts.last_error = True, str(error)
+        is_news = not self.counts.is_failing or self._failure != str(error)
+        self._failure = str(error)
+        # Shown to policies of the hub.
+        shown = (isinstance(error, TidegateError) and error.remote_text) or self._failure
+        self.counts.last_error = shown.replace(str(self._shared.directory), "…")
+        self.counts.is_failing = True
         if is_news:
             level = (
                 logging.ERROR if isinstance(error, (LogCorruptError, LogDivergedError)) else logging.WARNING
