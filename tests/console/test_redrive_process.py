@@ -35,20 +35,29 @@ async def test_long_lines_are_cut() -> None:
 
 
 class _Failing(RedriveProcess):
-    """A command that ends as one without its database."""
+    """A command that ends as one without its database, perhaps after a report."""
+
+    report = ""
 
     def _command(self) -> Sequence[str]:
-        return [sys.executable, "-c", "exit('Error: There is no SQLite database /srv/letters.db.')"]
+        script = f"print({self.report!r}); exit('Error: There is no SQLite database /srv/letters.db.')"
+        return [sys.executable, "-c", script]
 
 
-async def test_a_hubs_policy_does_not_see_where_the_database_is() -> None:
+class _FailingAtItsEnd(_Failing):
+    report = '{"considered": 1, "failed": 1}'
+
+
+@pytest.mark.parametrize("process", [_Failing, _FailingAtItsEnd])
+async def test_a_hubs_policy_does_not_see_where_the_database_is(process: type[RedriveProcess]) -> None:
     """Neither in the reason nor in the output; the namespace's sees both."""
     request = RedriveRequest("", DeadLetterFilter(), None, 1, is_dry_run=True, actor="")
     now = SystemClock().now_utc()
     job = Job("1", JobKind.DRY_RUN, "", "hub", "", now, ended_at=now)
-    with pytest.raises(RedriveFailedError) as failed:
-        await _Failing("", OwnAddress("", None), request).run(job)
-    job.problem = failed.value
+    try:
+        await process("", OwnAddress("", None), request).run(job)
+    except RedriveFailedError as failed:
+        job.problem = failed
 
     def shown_to(hub: str | None) -> str:
         rights = Rights("policy", True, True, True, hub)

@@ -161,11 +161,10 @@ class RedriveProcess:
             found = orjson.loads(report) if report else None
         except orjson.JSONDecodeError:
             found = None
-        said = self._output[-1] if self._output else ""
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if not isinstance(found, dict):
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             # Else it may name the database, or be of a traceback: not for a policy of one hub.
-            why = f" {said}" if code == _USAGE else ""
+            why = f" {self._output[-1]}" if self._output and code == _USAGE else ""
             raise RedriveFailedError(
                 f"The redrive ended with {how} and no report.{why}".rstrip(),
                 next_step="Batches that it had committed stay.",
@@ -177,7 +176,7 @@ class RedriveProcess:
             total=counts.get("considered", job.total),
             counts=counts,
             tables=[table for table in _tables(found) if table.rows],
-            message="" if code == 0 else said,
+            message="" if code == 0 else f"It ended with {how}: the counts say what stays open.",
             follow_up=self._follow_up() if self._request.is_dry_run else {},
         )
 
