@@ -66,7 +66,7 @@ _HEAD: Final = """# Benchmarks
 
 What `make bench` measured, each row beside its target, reached or not. Peers ran in the same run, in turns
 with us: a shared machine has fast and slow hours, so **the ratios hold and the rates are an example**
-({rounds}). `make bench ARGS=--page` renews this page; `make bench ARGS=--quick` takes less than 20 minutes.
+({rounds}). `make bench ARGS=--page` renews this page.
 
 """
 

@@ -125,7 +125,7 @@ class CaptureService:
                 del self._hubs[hub_id]
                 await hub.close()
                 _logger.info("stopped %r", hub)
-        if wanted:
+        if wanted.keys() - self._hubs.keys():
             # Imported here: with it come the codecs of Avro, which few services need; in a thread, because it
             # takes a tenth of a second.
             await asyncio.to_thread(import_module, "tidegate.capture.hub_capture")
