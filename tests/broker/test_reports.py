@@ -133,6 +133,19 @@ async def test_a_group_with_a_store_in_the_service_is_shown_from_there(world: _W
     assert world.shown() == {"0": ("one", 4)}
 
 
+async def test_the_development_account_silences_no_host(world: _World) -> None:
+    """Its key is public: with a blob a minute, its holders had the reports of a group ignored for ever."""
+    blobs, name = world.broker.blobs, "localhost/hub/group/checkpoint/0"
+    await blobs.create_container(DEVELOPMENT_ACCOUNT_ID, "store", {})
+    values = {"sequencenumber": "5"}
+    await blobs.put(
+        DEVELOPMENT_ACCOUNT_ID, "store", name, NO_CONDITIONS, lease_id=None, content=b"", metadata=values
+    )
+    assert world.shown() == {"0": ("", 5)}
+    await world.report("one", {"0": 4})
+    assert world.shown() == {"0": ("one", 4)}
+
+
 async def test_a_group_that_leaves_for_the_account_of_the_namespace_is_shown_from_there(
     world: _World,
 ) -> None:
