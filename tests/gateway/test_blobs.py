@@ -390,7 +390,10 @@ def test_wrong_keys_are_counted(service: HubService) -> None:
 
 
 def test_wrong_keys_of_one_hub_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind one address: a program of alpha with an old key, and made-up names, block alpha and those."""
+    """Behind one address: a program of alpha with an old key, and made-up names, block alpha and those.
+
+    They are no further chances to guess the keys of the namespace, which open all accounts.
+    """
     monkeypatch.setattr(attempts, "FREE_FAILURES", 5)  # whatever other tests of the run have set
     with HubService(is_http_used=True) as service:
 
@@ -408,8 +411,23 @@ def test_wrong_keys_of_one_hub_hold_up_no_other(monkeypatch: pytest.MonkeyPatch)
         for account in ("alpha.blob", "Alpha.BLOB", "gone.blob"):
             answer = BlobClient(alpha.address, account, alpha.key).ask("GET", "/x", {"restype": "container"})
             assert (answer.status, answer.code) == (503, "ServerBusy")
-        assert _is_open(client_of(service, "beta"))
-        assert _is_open(client_of(service, None))
+        beta, root = client_of(service, "beta"), client_of(service, None)
+        assert _is_open(beta)
+        assert _is_open(root)
+        for number in range(5):
+            assert not _is_open(BlobClient(alpha.address, f"made-up-{number}.blob", account_key("wrong")))
+
+        def note(server: TidegateServer) -> list[float]:
+            guard = server.broker.key_guard
+            return [
+                guard._attempts.note("127.0.0.1", "blob", now=guard._clock.monotonic()) for _ in range(100)
+            ]
+
+        assert min(service.ask(note)) > 0.0
+        for account in ("blob", "beta.blob", "another.blob"):
+            answer = BlobClient(alpha.address, account, root.key).ask("GET", "/x", {"restype": "container"})
+            assert (answer.status, answer.code) == (503, "ServerBusy")
+        assert _is_open(beta)
 
 
 def test_the_development_account_does_not_fill_the_audit_trail(service: HubService) -> None:

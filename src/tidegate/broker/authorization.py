@@ -249,15 +249,15 @@ class Authorizer:
         return tuple(grants)
 
     def authorize_signature(
-        self, event_hub: str | None, is_signed_with: Callable[[str], bool]
+        self, event_hubs: Iterable[str | None], is_signed_with: Callable[[str], bool]
     ) -> tuple[Grant, ...]:
         """The rights of a peer whose signature names no policy: one grant per policy whose key made it.
 
-        event_hub: whose policies count beside the namespace's; None: none. is_signed_with: whether a policy's
-        key made the signature. Raises InvalidKeyError, also if there is no such event hub.
+        event_hubs: whose policies count; None: the namespace's. is_signed_with: whether a policy's key made
+        the signature. Raises InvalidKeyError, also if there is no such event hub.
         """
         grants: list[Grant] = []
-        for scope in dict.fromkeys((_NAMESPACE, (event_hub or _NAMESPACE).lower())):
+        for scope in (_NAMESPACE if each is None else each.lower() for each in event_hubs):
             policies = [*self._scopes.get(scope, {}).values()]
             # As in ``authorize``, all keys are tried, and as many for each hub: what is signed may be long,
             # and the time of a refusal would say whether there is such a hub.

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from tidegate.broker.attempts import FailedAttempts
@@ -46,22 +46,29 @@ class KeyGuard:
         Raises what ``verify`` raises, an InvalidKeyError with the delay of its answer; ServerBusyError if too
         many answers to the address are delayed.
         """
+        return self.judge_any(peer, () if policy is None else (policy,), lambda _: verify())
+
+    def judge_any(self, peer: Peer, names: Sequence[str], verify: Callable[[Sequence[str]], T]) -> T:
+        """``judge`` for what names no policy, so that one guess is at the keys of several.
+
+        names: what a wrong one counts for. verify: gets those of them that keys are still checked of.
+        """
         now = self._clock.monotonic()
-        wait_s = 0.0 if policy is None else self._attempts.refused_for_s(peer.address, policy, now=now)
-        if wait_s > 0.0:
-            self._failures[peer.door] += 1
-            raise ServerBusyError(
-                "Too many attempts with a wrong key from this address.",
-                next_step="Try again later.",
-                retry_after_s=wait_s,
-            )
+        waits_s = {name: self._attempts.refused_for_s(peer.address, name, now=now) for name in names}
+        checked = [name for name, wait_s in waits_s.items() if wait_s <= 0.0]
         try:
-            return verify()
-        except UnauthorizedError as error:
+            if names and not checked:
+                raise _busy(min(waits_s.values()))
+            return verify(checked)
+        except (UnauthorizedError, ServerBusyError) as error:
             self._failures[peer.door] += 1
-            if isinstance(error, InvalidKeyError) and policy is not None:
-                error.answer_after_s = self._attempts.note(peer.address, policy, now=now)
-                _log.info("a wrong key for the policy %r came from %s", shown_policy_name(policy), peer)
+            if not isinstance(error, InvalidKeyError) or not names:
+                raise
+            delays_s = [self._attempts.note(peer.address, name, now=now) for name in checked]
+            _log.info("a wrong key for the policy %r came from %s", shown_policy_name(names[-1]), peer)
+            if len(checked) < len(names):  # one that was not checked may be the right one
+                raise _busy(max(waits_s.values())) from None
+            error.answer_after_s = max(delays_s)
             raise
 
     async def wait_before_answer(self, error: TidegateError) -> None:
@@ -74,3 +81,11 @@ class KeyGuard:
     def release(self) -> None:
         """End all delays, because the service stops."""
         self._is_released.set()
+
+
+def _busy(retry_after_s: float) -> ServerBusyError:
+    return ServerBusyError(
+        "Too many attempts with a wrong key from this address.",
+        next_step="Try again later.",
+        retry_after_s=retry_after_s,
+    )

@@ -147,18 +147,19 @@ class Broker:
         return self.key_guard.judge(peer, name, lambda: self.authorizer.authorize_key(name, key))
 
     def authorize_signature(
-        self,
-        event_hub: str | None,
-        is_signed_with: Callable[[str], bool],
-        peer: Peer,
-        account: str,
+        self, accounts: Mapping[str, str | None], is_signed_with: Callable[[str], bool], peer: Peer
     ) -> tuple[Grant, ...]:
         """The rights of a peer whose signature names no policy; see ``Authorizer.authorize_signature``.
 
-        account: under which wrong signatures are counted. Raises InvalidKeyError, and as ``KeyGuard.judge``.
+        accounts: the event hubs (None: the namespace) whose keys count, by the names under which wrong
+        signatures are counted. Raises InvalidKeyError, and as ``KeyGuard.judge``.
         """
-        return self.key_guard.judge(
-            peer, account, lambda: self.authorizer.authorize_signature(event_hub, is_signed_with)
+        return self.key_guard.judge_any(
+            peer,
+            tuple(accounts),
+            lambda names: self.authorizer.authorize_signature(
+                [accounts[each] for each in names], is_signed_with
+            ),
         )
 
     def check_actor(self) -> None:

@@ -91,11 +91,11 @@ class BlobAccess:
             return self._development_access(request, asked, signed, peer)
         path = NAMESPACE if name.event_hub is None else entity_path(name.event_hub)
         grants = self._broker.authorize_signature(
-            name.event_hub,
+            # By account, however it is spelled and whether there is such a hub or not; and by that of the
+            # namespace, or each made-up account would be another chance to guess the namespace's keys.
+            {account_name(each): each for each in (None, name.event_hub)},
             lambda key: _is_signed(signed, signing_key(key)),
             peer,
-            # By account, however it is spelled and whether there is such a hub or not.
-            account_name(name.event_hub),
         )
         now_utc = self._clock.now_utc()
         grant = next((each for each in grants if each.permits(path, Claim.LISTEN, now_utc=now_utc)), None)
