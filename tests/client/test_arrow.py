@@ -107,6 +107,22 @@ async def test_a_higher_owner_level_ends_it(connection_string: str) -> None:
                 await read_on()
 
 
+@pytest.mark.parametrize(("limit", "value"), [("_TOGETHER_BYTES", 1), ("_TOGETHER_EVENTS", 10)])
+def test_what_is_not_read_together_is_read_afterwards(
+    connection_string: str, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    """All of a partition or a part of it; each event is there once, and those of a partition are in order."""
+    monkeypatch.setattr(f"tidegate.client.blocking.consumer.{limit}", value)
+    for partition_id in ("0", "1"):
+        asyncio.run(_send(connection_string, 100, partition_id))
+    with BlockingConsumer(connection_string) as consumer:
+        table = consumer.read_arrow(["partition", "sequenceNumber"]).read_all()
+        rows = [tuple(row.values()) for row in table.to_pylist()]
+    for partition_id in ("0", "1"):
+        assert [row for row in rows if row[0] == partition_id] == [(partition_id, n) for n in range(100)]
+    assert len(rows) == 200
+
+
 def test_all_partitions_are_read_up_to_their_ends(connection_string: str) -> None:
     """From any position; events that come later are not waited for."""
     with BlockingConsumer(connection_string) as consumer:

@@ -60,6 +60,9 @@ _RECEIVER_NAME_MAX: Final = 64
 """Source: ``ReceiverOptions.setIdentifier`` of azure-eventhubs (Java) 3.3."""
 _TOGETHER_BYTES: Final = 16 * 1024 * 1024
 """Maximum bytes of short ranges that are fetched together (our choice)."""
+_TOGETHER_EVENTS: Final = 16_384
+_TOGETHER_RANGES: Final = 64
+"""Maximum of events and of ranges that are read together as record batches (our choice)."""
 _CHUNK_BYTES: Final = 512 * 1024
 _CHUNK_EVENTS: Final = 4096
 """A chunk that reaches either size is not joined with the next (our choice: large batches stay separate)."""
@@ -231,7 +234,8 @@ class BlockingConsumer(Closing):
         they are asked for.
 
         pandas, Polars and DuckDB take such a reader. columns: as ``PartitionReceiver.receive_arrow``.
-        partition_ids: None reads all partitions, one after the other. timeout_s: the longest wait for events.
+        partition_ids: None reads all partitions. The batches of a partition follow each other. timeout_s: the
+        longest wait for events.
         Raises as ``receive_arrow`` and ``get_all_partition_properties``; NotFoundError for an unknown
         partition. The reader raises as ``read_encoded``; pyarrow may wrap that in an error of its own.
         """
@@ -241,16 +245,39 @@ class BlockingConsumer(Closing):
         for partition_id in wanted:
             if partition_id not in all_ends:
                 raise no_partition(self._hub(), partition_id, all_ends)
-        starts = {key: self.first_sequence_number(position, all_ends[key]) for key in wanted}
+        ends = {key: all_ends[key].next_sequence_number for key in wanted}
+        ranges = [
+            (key, min(self.first_sequence_number(position, all_ends[key]), until), until)
+            for key, until in ends.items()
+        ]
 
         def read() -> Iterator[pa.RecordBatch]:
-            for key, start in starts.items():
-                until = all_ends[key].next_sequence_number
-                for events in self.read_encoded(key, min(start, until), until, timeout_s=timeout_s):
-                    yield batches.event_batch(key, events, names)
+            for group in _grouped(ranges):
+                rests = group
+                if len(group) > 1:
+                    parts, rests = self._read_short(group, timeout_s)
+                    yield from batches.event_batches(parts, names)
+                for rest in rests:
+                    for events in self.read_encoded(*rest, timeout_s=timeout_s):
+                        yield batches.event_batch(rest[0], events, names)
 
         reader: pa.RecordBatchReader = batches.batch_reader(names, read())
         return reader
+
+    def _read_short(
+        self, ranges: Sequence[tuple[str, int, int]], timeout_s: float
+    ) -> tuple[list[tuple[str, EncodedEvents]], list[tuple[str, int, int]]]:
+        """What ``read_together`` reads of the ranges, by partition, and the rest of them."""
+        parts: list[tuple[str, EncodedEvents]] = []
+        rests: list[tuple[str, int, int]] = []
+        for (key, start, until), fetched in zip(
+            ranges, self.read_together(ranges, timeout_s=timeout_s), strict=True
+        ):
+            parts += [(key, events) for events in fetched.chunks]
+            read_until = fetched.chunks[-1].sequence_numbers[-1] + 1 if fetched.chunks else start
+            if read_until < until:  # an error is raised again where the rest is read
+                rests.append((key, read_until, until))
+        return parts, rests
 
     def first_sequence_number(self, position: EventPosition, ends: PartitionEnds) -> int:
         """The number of the first event at a position of the partition that ``ends`` is of.
@@ -517,6 +544,21 @@ def _regrouped(parts: Sequence[EncodedEvents]) -> Iterator[EncodedEvents]:
             group, size_bytes, count = [], 0, 0
     if group:
         yield EncodedEvents.joined(group)
+
+
+def _grouped(ranges: Iterable[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
+    """The ranges in order: short ones together, because opening a receiver takes longer than reading them."""
+    group: list[tuple[str, int, int]] = []
+    count = 0
+    for each in ranges:
+        length = each[2] - each[1]
+        if group and (count + length > _TOGETHER_EVENTS or len(group) == _TOGETHER_RANGES):
+            yield group
+            group, count = [], 0
+        group.append(each)
+        count += length
+    if group:
+        yield group
 
 
 def group_neighbours(sequence_numbers: Iterable[int], *, gap_max: int) -> list[list[int]]:
