@@ -223,7 +223,7 @@ def test_all_policies_that_allow_it_are_named(service: HubService, is_root_first
     newest = _newest(service)
     assert (newest["action"], newest["policy"], newest["scope"]) == (
         "revokePublisher",
-        f"{root}, ann",
+        f"{root} of the namespace, ann",
         "hub",
     )
 

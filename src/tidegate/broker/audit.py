@@ -95,8 +95,8 @@ class Actor:
 
     peer: Peer = UNKNOWN_PEER
     policy: str = ""
-    """The policy, or several (``a, b``), whose keys were used; empty: the service itself, or a peer without a
-    valid key."""
+    """The policy, or several (``a, b``; beside a hub's, the namespace's are ``a of the namespace``), whose
+    keys were used; empty: the service itself, or a peer without a valid key."""
     scope: str = ""
     """The event hub of the policy (or of one of several); empty: the namespace."""
     grants: tuple[Grant, ...] = field(default=(), repr=False, compare=False)
@@ -112,8 +112,11 @@ class Actor:
         """The actor with these grants, each of which allows the change."""
         grants = tuple(grants)
         proved = sorted({(grant.scope, grant.policy_name) for grant in grants})
-        names = ", ".join(dict.fromkeys(name for _, name in proved))
-        return cls(peer, names, proved[-1][0], grants)
+        of_hub = proved[-1][0]
+        names = [
+            name if scope == of_hub else f"{name} of {scope or 'the namespace'}" for scope, name in proved
+        ]
+        return cls(peer, ", ".join(names), of_hub, grants)
 
 
 _ACTOR: ContextVar[Actor] = ContextVar("actor", default=Actor())  # noqa: B039 - frozen
