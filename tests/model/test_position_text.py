@@ -31,7 +31,9 @@ def test_positions(text: str, position: EventPosition) -> None:
     assert parse_position(text, now_utc=NOW) == position
 
 
-@pytest.mark.parametrize("text", ["", "@", "@x", "@-1", "2w", "yesterday", "99999999999999d", "h"])
+@pytest.mark.parametrize(
+    "text", ["", "@", "@x", "@-1", "2w", "yesterday", "99999999999999d", "h", "@" + 5000 * "9"]
+)
 def test_unknown_positions_are_usage_errors(text: str) -> None:
     """What cannot be meant is said to be so, with what could have been."""
     with pytest.raises(InvalidArgumentError, match="earliest"):

@@ -106,13 +106,13 @@ def parse_position(text: str, *, now_utc: datetime) -> EventPosition:
         return EventPosition.earliest()
     if text == "latest":
         return EventPosition.latest()
-    if text.startswith("@") and text[1:].isascii() and text[1:].isdigit():
-        return EventPosition.from_sequence_number(int(text[1:]))
     try:
+        if text.startswith("@") and text[1:].isascii() and text[1:].isdigit():
+            return EventPosition.from_sequence_number(int(text[1:]))
         return EventPosition.from_enqueued_time(_time_of(text, now_utc))
     except (ValueError, OverflowError) as error:
         raise InvalidArgumentError(
-            f"{text!r} is not a valid starting position.",
+            f"{text[:80]!r} is not a valid starting position.",
             next_step="Use earliest, latest, @SEQUENCE_NUMBER, a time in ISO 8601, or an age (90s, "
             "15m, 2h, 7d).",
         ) from error
