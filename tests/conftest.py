@@ -190,7 +190,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesOfFewSparks | None:
     """Give each of many processes whole files; of few, each has its Java anyway."""
-    return FilesOfFewSparks(config, log) if config.option.numprocesses > 4 else None
+    return FilesOfFewSparks(config, log) if config.option.numprocesses > 2 else None
 
 
 class FilesOfFewSparks(LoadFileScheduling):  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -91,13 +92,17 @@ def test_every_form_of_a_program_is_forked(words: list[str], folder: Path, forke
     done = subprocess.run([sys.executable, *words, "echo", "a"], cwd=own, input=b"xy", capture_output=True)
     assert done.stdout.startswith(f"['a'] {own} [".encode())
     assert (done.stdout[-2:], done.stderr, done.returncode) == (b"yx", b"said\n", 0)
-    with subprocess.Popen([sys.executable, *words, "hang"], start_new_session=True) as process:
-        assert isinstance(process, Forked)
-        assert process.sentinel
-        while os.getsid(process.pid) != process.pid:
-            pass
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(60) == -signal.SIGKILL
+    for is_started in (False, True):  # as where Python reads the environment when it starts
+        environment = os.environ | {"PYTHONHASHSEED": "1"} if is_started else None
+        command = [sys.executable, *words, "hang"]
+        with subprocess.Popen(command, start_new_session=True, env=environment) as process:
+            assert isinstance(process, Forked)
+            sentinel = process.sentinel
+            while os.getsid(process.pid) != process.pid:
+                pass
+            process.send_signal(signal.SIGKILL)
+            assert select.select([sentinel], [], [], 60)[0] == [sentinel]
+            assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_line_is_written_at_once_and_ctrl_c_ends_it(folder: Path, forked_python: None) -> None:

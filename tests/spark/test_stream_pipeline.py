@@ -121,8 +121,10 @@ def test_dead_letters_of_a_declared_pipeline_can_be_redriven() -> None:
     assert declared_pipeline(plain).redrivable() == plain
 
 
-def test_a_transactional_pipeline_is_refused_before_anything_starts() -> None:
+def test_a_transactional_pipeline_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark has no context: what its handler publishes would be lost. It names the hub sink."""
+    monkeypatch.setenv("PYTHONPATH", "")  # loading a declaration adds to both
+    monkeypatch.setattr(sys, "path", list(sys.path))
     pipeline: Any = writes_itself
     options: Any = {"connection_string": "", "database_url": "", "checkpoint_location": ""}
     for refused in (

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -82,6 +83,7 @@ class Forked(subprocess.Popen[Any]):
     """A running program. It is forked where its words are those of a Python program; else it is started."""
 
     _process: Any = None
+    _ended_descriptor: int | None = None
 
     def _execute_child(
         self,
@@ -114,8 +116,13 @@ class Forked(subprocess.Popen[Any]):
     @property
     def sentinel(self) -> int:
         """A descriptor that is readable once it has ended."""
-        number: int = self._process.sentinel
-        return number
+        if self._process is not None:
+            number: int = self._process.sentinel
+            return number
+        if self._ended_descriptor is None:
+            self._ended_descriptor = os.pidfd_open(self.pid)
+            weakref.finalize(self, os.close, self._ended_descriptor)
+        return self._ended_descriptor
 
     def _internal_poll(self, *given: Any, **named: Any) -> int | None:
         if self._process is None:
