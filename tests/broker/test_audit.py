@@ -228,25 +228,31 @@ async def test_a_hubs_policy_passes_for_none_of_the_namespace(
     await broker.close()
 
 
-def test_no_number_of_a_hubs_changes_pushes_out_the_namespaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("action", [Action.CREATE_CONSUMER_GROUP, Action.SIGN_IN])
+def test_nothing_that_a_hubs_manager_does_pushes_out_the_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Action
 ) -> None:
-    """Somebody who manages one hub cannot make what others did to the namespace disappear from the trail."""
+    """Somebody who manages one hub cannot make what others did to the namespace, and who signed in to it,
+    disappear from the trail: also not with ever new policies, each of which may sign in."""
     monkeypatch.setattr(line_file, "FILE_BYTES_MAX", 2_000)
     monkeypatch.setattr(audit, "RECORDS_MAX", 8)
-    trail = _trail(tmp_path)
+    trail, is_sign_in = _trail(tmp_path), action is Action.SIGN_IN
     with acting_as(Actor(policy="root")):
-        trail.record(Action.CREATE_POLICY, "before")
-    with acting_as(Actor(policy="manager", scope="hub")):
-        for number in range(100):
-            trail.record(Action.CREATE_CONSUMER_GROUP, str(number))
+        trail.record(action if is_sign_in else Action.CREATE_POLICY, "before")
+    for number in range(100):
+        with acting_as(Actor(policy=f"made-{number}", scope="hub")):
+            trail.record(action, str(number))
     expected = [*(str(number) for number in range(99, 91, -1)), "before"]
     assert [record.target for record in trail.newest_first()] == expected
     trail.close()
     again = _trail(tmp_path)
     assert sorted(record.target for record in again.newest_first()) == sorted(expected)
-    names = ["audit-hubs.1.jsonl", HUBS_FILE, CHANGES_FILE]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    kind = "sign-ins" if is_sign_in else "audit"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{kind}-hubs.1.jsonl",
+        f"{kind}-hubs.jsonl",
+        f"{kind}.jsonl",
+    ]
 
 
 def test_no_number_of_sign_ins_pushes_out_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

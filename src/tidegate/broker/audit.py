@@ -5,10 +5,11 @@ that it starts. Without an actor, the service itself acts: it applies its settin
 never contains a key, or anything derived from one that would reveal a short key; it says which was replaced.
 
 Each record is written to the log (``tidegate.audit``) and to a file in the data directory, whose newest
-records are read at the next start. Changes by policies of event hubs have a separate file and memory, so that
-the manager of one hub cannot displace records of the namespace. The same holds for sign-ins, sign-outs and
-refused sign-ins, which require no rights and are limited per hour and policy. If a file cannot be written, an
-error is logged and the change stands. The files are not synced: a power loss may remove their last lines.
+records are read at the next start. What policies of event hubs do has a separate file and memory, so that the
+manager of one hub cannot displace records of the namespace. The same holds for sign-ins, sign-outs and
+refused sign-ins, which require no rights and are limited per hour and policy; and for those of hubs'
+policies, whose managers create new ones at will. If a file cannot be written, an error is logged and the
+change stands. The files are not synced: a power loss may remove their last lines.
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ from tidegate.broker.peers import UNKNOWN_PEER, Door, Peer
 from tidegate.model.clock import Clock
 from tidegate.storage.engine import LineLog
 
-CHANGES_NAME: Final = "audit"
-HUBS_NAME: Final = "audit-hubs"
-SIGN_INS_NAME: Final = "sign-ins"
+_FILES: Final = {
+    (False, False): "audit",
+    (False, True): "audit-hubs",
+    (True, False): "sign-ins",
+    (True, True): "sign-ins-hubs",
+}
+"""The names of the files, without their endings: whether they have sign-ins, and whether those of hubs'
+policies."""
 
 RECORDS_MAX: Final = 5_000
 """Records of each kind kept in memory (our choice: a few MB)."""
@@ -166,12 +172,10 @@ class AuditTrail:
     def __init__(self, clock: Clock, open_lines: Callable[[str], LineLog]) -> None:
         """open_lines: opens the lines of a kind, which are read."""
         self._clock = clock
-        names = (CHANGES_NAME, HUBS_NAME, SIGN_INS_NAME)
-        self._kinds = tuple(_Kind(open_lines(name)) for name in names)
-        self._changes, self._hubs_changes, self._sign_ins = self._kinds
+        self._kinds = {each: _Kind(open_lines(name)) for each, name in _FILES.items()}
         self._hours: dict[tuple[Action, str, str], _Hour] = {}
         self._count = 0  # for the order, since the wall clock may be set back
-        earlier = [record for kind in self._kinds for record in kind.read()]
+        earlier = [record for kind in self._kinds.values() for record in kind.read()]
         for record in sorted(earlier, key=lambda record: record.time):
             self._hold(record, self._kind_of(record))
 
@@ -212,18 +216,16 @@ class AuditTrail:
         return list(self.each_newest_first())
 
     def each_newest_first(self) -> Iterator[AuditRecord]:
-        """The records in memory as they are now, each when it is asked for: there are up to 15,000."""
-        held = (reversed(tuple(kind.held)) for kind in self._kinds)
+        """The records in memory as they are now, each when it is asked for: there are up to 20,000."""
+        held = (reversed(tuple(kind.held)) for kind in self._kinds.values())
         return (record for _, record in merge(*held, key=itemgetter(0), reverse=True))
 
     def close(self) -> None:
-        for kind in self._kinds:
+        for kind in self._kinds.values():
             kind.lines.close()
 
     def _kind_of(self, record: AuditRecord) -> _Kind:
-        if Action(record.action) in _SIGN_INS:
-            return self._sign_ins
-        return self._hubs_changes if record.scope else self._changes
+        return self._kinds[Action(record.action) in _SIGN_INS, bool(record.scope)]
 
     def _hold(self, record: AuditRecord, kind: _Kind) -> None:
         self._count += 1
