@@ -11,7 +11,7 @@ import pytest
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, EventHub
-from tidegate.console.hubs.day import MINUTES, SERIES_MAX, Day, SeriesKey
+from tidegate.console.hubs.day import HUB_SERIES_MAX, MINUTES, SERIES_MAX, Day, SeriesKey
 from tidegate.console.hubs.day_charts import lag_context, load_charts, load_context
 from tidegate.console.hubs.recorder import ChartRecorder, lag_name
 from tidegate.console.hubs.sampler import Sampler
@@ -64,6 +64,19 @@ def test_what_is_kept_is_bounded() -> None:
     assert "0" not in day.hub_ids
     day.note(NOON + 1 + MINUTES, dict.fromkeys(keys[:5], 0.0), hub_ids=ids)
     assert day.hub_ids == {key.hub_id for key in keys[-20:-10]}
+
+
+def test_a_hub_with_ever_new_groups_leaves_room_to_others() -> None:
+    """Its managers create and delete groups at will, and a series stays for a day: those that have no value
+    any more make room, of this hub alone."""
+    day, lags = Day(), [SeriesKey("one", lag_name("events", str(number))) for number in range(SERIES_MAX)]
+    for minute, lag in enumerate(lags, NOON):
+        day.note(minute, {lag: 1.0, ONE: 2.0}, hub_ids={"one", "two"})
+    day.note(minute + 1, {SeriesKey("two", ONE.name): 1.0}, hub_ids={"one", "two"})
+    assert day.most("two", ONE.name) == 1.0
+    assert _values(day, ONE)[-1 - SERIES_MAX : -1] == [2.0] * SERIES_MAX
+    shown = [day.most("one", lag.name) is not None for lag in lags]
+    assert shown == [False] * (SERIES_MAX - HUB_SERIES_MAX + 1) + [True] * (HUB_SERIES_MAX - 1)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from typing import Any, Final, NamedTuple
 MINUTES: Final = 24 * 60
 SERIES_MAX: Final = 1_024
 """Of all event hubs. Our choice: 6 MB."""
+HUB_SERIES_MAX: Final = 36
+"""Of one: four rates, and two of each of 16 groups."""
 
 _VERSION: Final = b"tidegate charts 1\n"
 _BLANK: Final = array("f", [math.nan]) * MINUTES
@@ -59,13 +61,13 @@ class Day:
         """Add the values of one minute. hub_ids: the hubs that there are: others are forgotten.
 
         An event hub's series begins with a value other than 0, while there is room, and is forgotten after
-        24 hours of 0.
+        24 hours of 0. A hub that has HUB_SERIES_MAX forgets another one for it.
         """
         self._advance_to(minute)
         if minute == self._minute:
             for key, value in values.items():
                 series = self._series.get(key)
-                if series is None and (value or not key.hub_id) and len(self._series) < SERIES_MAX:
+                if series is None and (value or not key.hub_id) and self._has_room(key.hub_id, values):
                     series = self._series[key] = _Series(minute)
                 if series is not None:
                     series.values[minute % MINUTES] = value
@@ -127,6 +129,13 @@ class Day:
         if not unpacker.eof or order != sys.byteorder or len(values) != size * len(day._series):
             raise ValueError("it is damaged: its values are not complete")
         return day
+
+    def _has_room(self, hub_id: str, values: Collection[SeriesKey]) -> bool:
+        """Whether a series may begin. values: the series that have one now: a hub forgets others first."""
+        own = [key for key in self._series if key.hub_id == hub_id]
+        if len(own) >= HUB_SERIES_MAX:
+            del self._series[min(own, key=lambda key: (key in values, self._series[key].last))]
+        return len(self._series) < SERIES_MAX
 
     def _advance_to(self, minute: int) -> None:
         passed = minute - self._minute
