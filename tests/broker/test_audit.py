@@ -255,6 +255,23 @@ def test_nothing_that_a_hubs_manager_does_pushes_out_the_namespaces(
     ]
 
 
+def test_ever_new_policies_of_a_hub_end_no_count_of_the_namespace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strangers beside a hub's manager would fill the records of refused sign-ins."""
+    monkeypatch.setattr(audit, "POLICIES_MAX", 4)
+    clock = SetClock()
+    trail = AuditTrail(clock, partial(LineFile, OsFiles(), tmp_path))
+    for number in range(2 * audit.SIGN_INS_MAX):
+        trail.record_refused_sign_in("guess", "192.0.2.1", "wrong")
+        clock.advance(seconds=1)
+        with acting_as(Actor(policy=f"made-{number}", scope="hub")):
+            trail.record(Action.SIGN_IN)
+    refused = [record for record in trail.newest_first() if record.action == Action.REFUSED_SIGN_IN.value]
+    assert len(refused) == audit.SIGN_INS_MAX
+    trail.close()
+
+
 def test_no_number_of_sign_ins_pushes_out_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not from memory and not from the files, by however many policies; the table of these is bounded."""
     monkeypatch.setattr(line_file, "FILE_BYTES_MAX", 2_000)

@@ -53,7 +53,8 @@ SIGN_INS_MAX: Final = 60
 together."""
 
 POLICIES_MAX: Final = 1_000
-"""Policies whose sign-ins are counted (our choice: some 100 KB); the one counted longest makes room."""
+"""Policies whose sign-ins are counted (our choice: some 100 KB); the one counted longest makes room, of
+hubs' policies first."""
 
 _HOUR_S: Final = 3_600.0
 
@@ -239,7 +240,8 @@ class AuditTrail:
         if now - hour.began_at > _HOUR_S:
             hour = _Hour(now, left_out=hour.left_out)
         if len(self._hours) >= POLICIES_MAX:
-            (first, scope, policy) = first_key = min(self._hours, key=lambda each: self._hours[each].began_at)
+            first_key = min(self._hours, key=lambda each: (each[1] == "", self._hours[each].began_at))
+            first, scope, policy = first_key
             if left_out := self._hours.pop(first_key).left_out:
                 name = Actor(policy=policy, scope=scope).name
                 _log.info("%s by %.400s: %d were not recorded", first.value, name, left_out)
