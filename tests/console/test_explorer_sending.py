@@ -371,3 +371,19 @@ async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) ->
     sender.stop_run("hub", started[0].run_id)
     await _ended(sender, started[0].run_id)
     await sender.start_run(replace(plan, hub="other"), may_go_on=_always)
+
+
+async def test_ended_sets_of_one_hub_leave_others_theirs(
+    broker: Broker, sender: EventSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of a second of small sets took the figures of all others' from their pages."""
+    await make_hub(broker, 1)
+    await broker.create_event_hub("other", partition_count=1)
+    monkeypatch.setattr(events_sending, "_ENDED_RUNS_MAX", 2)
+    first = await sender.start_run(_plan(hub="other"), may_go_on=_always)
+    await _until(lambda: first.state is RunState.DONE)
+    for spelling in ("hub", "Hub", "HUB"):
+        run = await sender.start_run(_plan(hub=spelling), may_go_on=_always)
+        await _ended(sender, run.run_id)
+    assert sender.runs("other") == [first]
+    assert sender.runs("hub") == [run]

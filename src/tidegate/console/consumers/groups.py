@@ -35,6 +35,7 @@ from tidegate.console.frame.databases import Databases, ask_each, chosen, requir
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.rights import Rights
 from tidegate.console.frame.shared_answers import SharedAnswers
+from tidegate.console.frame.shares import oldest_of_most
 from tidegate.console.jobs.jobs import Job, JobKind, Jobs
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.hub_properties import PartitionEnds
@@ -257,9 +258,10 @@ class Consumers:
         )
         request = replace(request, database=name)
         plan = KeptPlan(secrets.token_urlsafe(12), request, MovePlan(tuple(compared)))
+        if len(self._plans) >= _PLANS_MAX:
+            hubs = {plan_id: kept.request.event_hub for plan_id, kept in self._plans.items()}
+            del self._plans[oldest_of_most(hubs, newcomer=request.event_hub)]
         self._plans[plan.plan_id] = plan
-        if len(self._plans) > _PLANS_MAX:
-            self._forget_plan()
         return plan
 
     def plan(self, plan_id: str) -> KeptPlan:
@@ -271,12 +273,6 @@ class Consumers:
                 next_step="Run a new one.",
             )
         return found
-
-    def _forget_plan(self) -> None:
-        """Forget the oldest plan of the hub that has most: one hub's managers leave others theirs."""
-        hubs = {plan_id: kept.request.consumer.event_hub for plan_id, kept in self._plans.items()}
-        (most, _), *_ = Counter(hubs.values()).most_common(1)
-        del self._plans[next(plan_id for plan_id, hub in hubs.items() if hub == most)]
 
     def _is_of_hub_now(self, kept: KeptPlan) -> bool:
         try:

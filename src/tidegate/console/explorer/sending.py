@@ -29,7 +29,7 @@ from tidegate.console.explorer.values import (
     SendPlan,
     Target,
 )
-from tidegate.console.frame.shares import share_left
+from tidegate.console.frame.shares import oldest_of_most, share_left
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     EventTooLargeError,
@@ -130,9 +130,12 @@ class EventSender:
             self._clock.monotonic(),
             size,
         )
-        ended = [known for known in self._runs.values() if known.state is not RunState.SENDING]
-        for old in ended[: max(0, len(ended) - _ENDED_RUNS_MAX + 1)]:
-            del self._runs[old.run_id]
+        ended = {
+            each.run_id: each.plan.hub for each in self._runs.values() if each.state is not RunState.SENDING
+        }
+        while len(ended) >= _ENDED_RUNS_MAX:
+            old = oldest_of_most(ended, newcomer=plan.hub)
+            del ended[old], self._runs[old]
         self._runs[run.run_id] = run
         self._tasks.start(self._send_set(run, may_go_on), name=f"set {run.run_id}")
         return run

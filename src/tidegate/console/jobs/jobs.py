@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tidegate.broker import Action, AuditTrail, Grant
 from tidegate.console.frame.rights import Access
-from tidegate.console.frame.shares import share_left
+from tidegate.console.frame.shares import oldest_of_most, share_left
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError, QuotaExceededError, TidegateError
 from tidegate.transport.tasks import TaskOwner
@@ -26,7 +26,8 @@ JOBS_RUNNING_MAX: Final = 4
 """Concurrent jobs. Our choice: each redrive is a separate process."""
 
 JOBS_KEPT_MAX: Final = 100
-"""Jobs kept; the oldest that have ended are forgotten. The audit trail records their actions."""
+"""Jobs kept; of those that have ended, the oldest of the hub that has most are forgotten. The audit trail
+records their actions."""
 
 
 class JobKind(StrEnum):
@@ -160,9 +161,9 @@ class Jobs:
             )
         job = Job(secrets.token_hex(6), kind, title, event_hub, actor, self._clock.now_utc())
         self._jobs[job.job_id] = job
-        ended = [each.job_id for each in self._jobs.values() if not each.is_running]
-        for job_id in ended[: max(0, len(self._jobs) - JOBS_KEPT_MAX)]:
-            del self._jobs[job_id]
+        ended = {each.job_id: each.event_hub or "" for each in self._jobs.values() if not each.is_running}
+        if ended and len(self._jobs) > JOBS_KEPT_MAX:
+            del self._jobs[oldest_of_most(ended, newcomer=event_hub or "")]
         self._running[job.job_id] = self._tasks.start(self._run(job, work), name=f"{kind} {job.job_id}")
         if kind in _ACTIONS:
             self._audit.record(_ACTIONS[kind], event_hub or "", new={"job": title})
