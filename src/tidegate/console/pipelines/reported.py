@@ -206,7 +206,8 @@ class ReportedPipelines:
             names = self._files.names()
         except OSError as error:
             raise StoreUnavailableError(
-                f"{self._files.root} cannot be read: {error.strerror}.", next_step="Check its permissions."
+                f"The directory of the pipelines' status files cannot be read: {error.strerror}.",
+                next_step="Check its permissions.",
             ) from error
         found: _Look = {}
         for name in names:
@@ -248,7 +249,7 @@ class ReportedPipelines:
             return str(path), ""
         except OSError as error:
             raise StoreUnavailableError(
-                f"The log {path} cannot be read: {error.strerror}.", next_step="Check its permissions."
+                f"The log of {name} cannot be read: {error.strerror}.", next_step="Check its permissions."
             ) from error
         if _run_of(now) != _run_of(status):
             return str(path), ""
