@@ -97,6 +97,20 @@ async def test_who_holds_most_without_progress_is_ended() -> None:
     assert budget.statistics().ended_peers == 1
 
 
+async def test_a_quiet_peer_of_yesterday_stays_where_others_fill_memory() -> None:
+    """What its links take counts as held since it came: a day of little was more than seconds of much."""
+    budget = MemoryBudget(1000)
+    quiet, filling = Peer(budget), Peer(budget)
+    quiet.hold(20)
+    filling.hold(900)
+    quiet.account._progress_at -= 86_400.0
+    filling.account._progress_at -= 2.0
+    filling.hold(990)
+    await _settle()
+    assert filling.is_ended
+    assert not quiet.is_ended
+
+
 async def test_what_waits_for_the_disk_ends_nobody() -> None:
     """Bytes that go by themselves are no peer's fault, and peers that hold nothing are left alone."""
     budget = MemoryBudget(1000)
