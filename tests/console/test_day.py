@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, EventHub
+from tidegate.console.consumers.lags import GROUPS_PER_HUB_MAX, find_lags
 from tidegate.console.hubs.day import HUB_SERIES_MAX, MINUTES, SERIES_MAX, Day, SeriesKey
 from tidegate.console.hubs.day_charts import lag_context, load_charts, load_context
 from tidegate.console.hubs.recorder import ChartRecorder, lag_name
 from tidegate.console.hubs.sampler import Sampler
 from tidegate.model.errors import DatabaseError
+from tidegate.processor.group_view import Lag
 from tidegate.server.opening import open_broker
 
 NOON = 29_000_000
@@ -117,6 +122,28 @@ async def broker(tmp_path: Path, clock: SetClock) -> AsyncIterator[Broker]:
     await broker.create_event_hub("hub", partition_count=1)
     yield broker
     await broker.close()
+
+
+def _group(event_hub: str, name: str) -> Any:
+    lag = Lag(1, None, 0)
+    return SimpleNamespace(summary=SimpleNamespace(event_hub=event_hub, consumer_group=name, lag=lag))
+
+
+async def test_a_hub_with_a_thousand_groups_leaves_charts_of_lag_to_others() -> None:
+    """Those that are not charted, because their hub has so many, counted among those of all hubs."""
+    names = [*(("one", str(number)) for number in range(1_000)), ("two", "g")]
+    groups = [_group(hub, name) for hub, name in names]
+
+    async def found(*_: object, **__: object) -> Any:
+        return SimpleNamespace(groups=groups)
+
+    broker: Any = SimpleNamespace(
+        event_hub=lambda name: SimpleNamespace(description=SimpleNamespace(hub_id=name))
+    )
+    consumers: Any = SimpleNamespace(groups=found)
+    lags = await find_lags(broker, lambda: consumers, has_database=True)
+    counts = Counter(key.hub_id for key in lags)
+    assert counts == {"one": GROUPS_PER_HUB_MAX, "two": 1}
 
 
 async def _append(event_hub: EventHub, count: int) -> None:

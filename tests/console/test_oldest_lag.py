@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
-from tidegate.console.consumers.groups import FoundGroups
+from tidegate.console.consumers import groups
+from tidegate.console.consumers.groups import Consumers, FoundGroups
+from tidegate.console.consumers.progress import HubLog, Place
 from tidegate.console.overview.page import OverviewPages, oldest_lag_of
-from tidegate.processor.group_view import Lag
+from tidegate.model.hub_properties import PartitionEnds
+from tidegate.processor.group_view import GroupView, Lag
+from tidegate.processor.lease import LeaseSnapshot
+from tidegate.sql import ConsumerKey
 from tidegate.transport.tasks import TaskOwner
 
 
@@ -53,3 +59,35 @@ async def test_figures_do_not_outlast_a_database_that_hangs() -> None:
         assert (await pages._processing()).oldest_lag == "1 min 30 s"
         now_s = 16.0
         assert (await pages._processing()).oldest_lag == "unknown"
+
+
+async def test_a_hub_whose_checkpoints_move_all_the_time_leaves_lookups_to_others() -> None:
+    """Its groups came first, and took all that one query looks up: how long others' events wait was never
+    found."""
+
+    async def read(*_: object, **__: object) -> list[Any]:
+        return [SimpleNamespace(enqueued_time_ms=1_000)]
+
+    event_hub = SimpleNamespace(partition=lambda _: SimpleNamespace(read=read))
+    parts = SimpleNamespace(broker=SimpleNamespace(event_hub=lambda _: event_hub), clock=None)
+    consumers = Consumers(parts, {}, None)  # type: ignore[arg-type]
+    now, logs = datetime(2026, 9, 1, tzinfo=UTC), {"one": _log("one", 100), "two": _log("two", 1)}
+    nothing = GroupView(LeaseSnapshot({}, now), {})
+    await consumers._find_unread({Place(ConsumerKey(hub, "g"), ""): nothing for hub in logs}, logs, now)
+    assert ("two", 0, "0", 3) in consumers._unread
+    assert len(consumers._unread) == groups._UNREAD_LOOKUPS_MAX
+
+
+def _log(name: str, count: int) -> HubLog:
+    ends: dict[str, PartitionEnds | None] = {
+        str(each): PartitionEnds(
+            event_hub=name,
+            partition_id=str(each),
+            begin_sequence_number=3,
+            next_sequence_number=5,
+            last_enqueued_offset="4",
+            last_enqueued_time_ms=1_000,
+        )
+        for each in range(count)
+    }
+    return HubLog(name, 0, frozenset({"g"}), ends)

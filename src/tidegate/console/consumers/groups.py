@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.broker import EventHub
@@ -435,18 +436,21 @@ class Consumers:
     async def _find_unread(
         self, groups: Mapping[Place, GroupView], logs: Mapping[str, HubLog], now: datetime
     ) -> None:
-        """Find since when events have waited, for a few partitions per query."""
-        missing: list[UnreadKey] = []
-        for each, group in groups.items():
+        """Find since when events have waited, for a few partitions per query, of each hub in turn: one whose
+        checkpoints move all the time leaves lookups to others."""
+        missing: dict[str, list[UnreadKey]] = {}
+        for place, group in groups.items():
             await asyncio.sleep(0)  # a thousand partitions take 5 ms
-            for key in unread_of({each: group}, logs, now):
+            own = missing.setdefault(place.consumer.event_hub, [])
+            if len(own) >= _UNREAD_LOOKUPS_MAX:
+                continue
+            for key in unread_of({place: group}, logs, now):
                 if key in self._unread:
                     self._unread.move_to_end(key)
                 else:
-                    missing.append(key)
-            if len(missing) >= _UNREAD_LOOKUPS_MAX:
-                break
-        for key in missing[:_UNREAD_LOOKUPS_MAX]:
+                    own.append(key)
+        in_turn = [key for keys in zip_longest(*missing.values()) for key in keys if key is not None]
+        for key in in_turn[:_UNREAD_LOOKUPS_MAX]:
             await asyncio.sleep(0)  # reading a batch of very many events takes 2 ms
             try:
                 name, _, partition_id, number = key

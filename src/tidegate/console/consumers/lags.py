@@ -42,9 +42,9 @@ async def find_lags(
             hub_id = broker.event_hub(summary.event_hub).description.hub_id
         except NotFoundError:
             continue
-        counts[hub_id] += 1
-        if counts[hub_id] > GROUPS_PER_HUB_MAX or counts.total() > _GROUPS_MAX:
+        if counts[hub_id] >= GROUPS_PER_HUB_MAX or counts.total() >= _GROUPS_MAX:
             continue
+        counts[hub_id] += 1  # not of those left out: one hub has up to a thousand
         for unit, value in (("events", summary.lag.events), ("seconds", summary.lag.seconds)):
             if value is not None:
                 values[SeriesKey(hub_id, lag_name(unit, summary.consumer_group))] = float(value)
