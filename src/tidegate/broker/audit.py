@@ -49,8 +49,8 @@ TEXT_CHARACTERS_MAX: Final = 300
 """Longer strings are shortened (our choice)."""
 
 SIGN_INS_MAX: Final = 60
-"""Recorded sign-ins per policy and hour; as many sign-outs and redrives, and refused sign-ins of all policies
-together."""
+"""Recorded sign-ins per policy and hour; as many sign-outs, redrives and created containers, and refused
+sign-ins of all policies together."""
 
 POLICIES_MAX: Final = 1_000
 """Policies whose sign-ins are counted (our choice: some 100 KB); the one counted longest makes room, of
@@ -92,7 +92,7 @@ class Action(Enum):
 
 
 _SIGN_INS: Final = frozenset({Action.SIGN_IN, Action.REFUSED_SIGN_IN, Action.SIGN_OUT})
-_LIMITED: Final = _SIGN_INS | {Action.REDRIVE}
+_LIMITED: Final = _SIGN_INS | {Action.REDRIVE, Action.CREATE_CONTAINER}
 """What is done without Manage, and could displace the records of others."""
 
 
@@ -185,8 +185,8 @@ class AuditTrail:
     ) -> None:
         """Record a change that the current actor has made. Never raises for the file.
 
-        Only ``SIGN_INS_MAX`` sign-ins per hour are recorded, also of sign-outs, refused sign-ins and
-        redrives; the next record has the number of those that were not.
+        Only ``SIGN_INS_MAX`` sign-ins per hour are recorded, also of sign-outs, refused sign-ins, redrives
+        and created containers; the next record has the number of those that were not.
         """
         actor = _ACTOR.get()
         if action in _LIMITED:
