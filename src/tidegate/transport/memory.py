@@ -9,7 +9,7 @@ write, so a silent peer costs nothing.
     from half on, until it    short        accounts are measured again and free what can be read again;
     is below a quarter                     work that fills memory checks ``is_short`` and holds less
     from the limit on         exhausted    new peers are refused, and the peers that hold most for longest
-                                           (up to 10 s) without progress are ended, until a tenth is free
+                                           (up to 1 s) without progress are ended, until a tenth is free
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ more to peers that do not read."""
 _RELIEVED_PART: Final = 0.9
 _PROGRESS_PART: Final = 0.75
 """An account has made progress when it holds this part of its maximum since the last time, or less."""
-_STANDSTILL_S_MAX: Final = 10.0
+_STANDSTILL_S_MAX: Final = 1.0
 """Seconds without progress that count; then bytes decide. A quiet client keeps its few links for days."""
 
 
