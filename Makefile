@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 # Many tests wait for SDKs and Spark: processes beside each other, files stay whole. JOBS=0: in one process.
-JOBS ?= 6
+# Each reads all tests first and starts databases of its own, 30 s of CPU: six take longer on two cores.
+JOBS ?= 4
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Let Spark start quickly and, in a new clone, compile the tests once: else each process does, 10 s of CPU.
 READY = mkdir -p build; test -e build/compiled || $(BIN)/python -m pytest --collect-only -qq >build/compiled & modules=$$!; \
@@ -24,7 +25,6 @@ test: $(STAMP)  ## set up and run the tests but those of `long`; prints loudly w
 	$(PYTEST) -m "not (faults or programs)" $(ARGS)
 
 LONG ?= faults or programs
-long: JOBS = 4  # its tests keep the cores busy by themselves
 long: $(STAMP)  ## tests that run whole programs, or kill processes at random moments: minutes each; CI runs them
 	$(READY)
 	$(PYTEST) -m "$(LONG)" $(ARGS)
@@ -35,7 +35,6 @@ upgrade: $(STAMP)  ## earlier versions of this code and today's: one data direct
 	TIDEGATE_UPGRADE=whole $(PYTEST) tests/upgrade $(ARGS)
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
-quick: JOBS = 4  # each of them reads all tests first
 quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers, SDKs, databases
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

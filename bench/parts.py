@@ -93,7 +93,7 @@ def _log(directory: Path, load: Load) -> Found:
     encode = baselines.sdk_encode(bodies[: load.sdk_events])
     decode = baselines.sdk_decode(bodies[: load.sdk_events])
     with _service(directory) as service:
-        ingest = stages.ingest(service, _HUB, bodies, _PARTITIONS)
+        ingest = stages.ingest(service, _HUB, bodies, _PARTITIONS, is_warm=True)
         ingest.compare_with(encode)
         for baseline in (disk, copy):
             ingest.compare_with(baseline, by_bytes=True)

@@ -84,7 +84,8 @@ def _round(service: HubProcess, shape: Shape, events: int) -> dict[str, Measurem
     devices = events if shape.devices == UNIQUE else shape.devices
     ways = {
         "ingest": stages.ingest(
-            service, hub, bodies, shape.partitions, devices=devices, is_tls_used=shape.is_tls_used
+            service, hub, bodies, shape.partitions,
+            devices=devices, is_tls_used=shape.is_tls_used, is_warm=True,
         ),
         "delivery": stages.delivery(
             service, hub, shape.event_bytes, shape.partitions,

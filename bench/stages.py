@@ -29,11 +29,13 @@ def ingest(
     *,
     devices: int | None = 1,
     is_tls_used: bool = False,
+    is_warm: bool = False,
 ) -> Measurement:
     """Our producer encodes and publishes events with two properties; each acknowledgement follows an fsync.
 
     devices: distinct values of one of them; None: events without properties. Encoding is inside the
-    measurement, making the ``EventData`` values is not.
+    measurement, making the ``EventData`` values is not. is_warm: an event to each partition comes first, for
+    which the links are opened and the partitions' files made.
     """
     connection_string, options = _connection(service, is_tls_used=is_tls_used)
 
@@ -45,11 +47,12 @@ def ingest(
         share = len(events) // partition_count
         async with EventHubProducer.from_connection_string(connection_string, hub, **options) as producer:
             partition_ids = [str(index) for index in range(partition_count)]
-            # The links are opened, and the partitions' files made, by the first event of each.
-            await asyncio.gather(
-                *(producer.enqueue_many(events[:1], partition_id=each) for each in partition_ids)
-            )
-            await producer.flush()
+            await producer.start()
+            if is_warm:
+                await asyncio.gather(
+                    *(producer.enqueue_many(events[:1], partition_id=each) for each in partition_ids)
+                )
+                await producer.flush()
             with timed(
                 "ingest, our producer",
                 events=share * partition_count,
