@@ -37,11 +37,12 @@ class Atom:
         self._address = service.ready.http
 
     def ask(
-        self, method: str, path: str, body: bytes = b"", *, if_match: str | None = None
+        self, method: str, path: str, body: bytes = b"", *, if_match: str | None = None, host: str = ""
     ) -> tuple[int, ElementTree.Element | None]:
         """Send a request; None where the answer has no body."""
         headers = {"Content-Type": "application/atom+xml;type=entry;charset=utf-8"}
         headers |= {"Authorization": self._token or ""} | ({"If-Match": if_match} if if_match else {})
+        headers |= {"Host": host} if host else {}
         connection = HTTPConnection(self._address, timeout=60)
         try:
             connection.request(method, f"{path}?timeout=60&api-version=2014-05", body, headers)
@@ -86,6 +87,25 @@ def service() -> Iterator[HubService]:
 def atom(service: HubService) -> Atom:
     """Who may do everything."""
     return Atom(service)
+
+
+@pytest.mark.parametrize("host", ["&" * 15_000, "a" * 256, "a b", "user@host", "host:123456"])
+def test_what_names_no_host_is_refused_before_anything_is_done(atom: Atom, host: str) -> None:
+    """Each row of a feed repeats it, escaped: 1,024 partitions made 150 MB of a header of 15 KB."""
+    description = _description(EVENT_HUB, PartitionCount=2)
+    assert atom.ask("PUT", "/atom-host", description, host=host)[0] == 400
+    assert "atom-host" not in atom.names("/$Resources/EventHubs")
+    assert atom.ask("GET", "/$Resources/EventHubs", host=host)[0] == 400
+
+
+@pytest.mark.parametrize("host", ["my_hub.example:8080", "[::1]:443", "a" * 255])
+def test_the_links_have_the_host_that_the_client_names(atom: Atom, host: str) -> None:
+    """Whatever its name is there: a proxy may have another one."""
+    status, feed = atom.ask("GET", "/$Resources/EventHubs", host=host)
+    assert (status, feed is not None and feed.findtext("atom:id", namespaces=NAMES)) == (
+        200,
+        f"https://{host}/%24Resources/EventHubs",
+    )
 
 
 def test_an_event_hubs_life(service: HubService, atom: Atom) -> None:

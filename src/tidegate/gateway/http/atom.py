@@ -34,6 +34,7 @@ from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.errors import response_for
 from tidegate.model.clock import Clock
 from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from tidegate.model.hosts import host_of
 from tidegate.model.hub_settings import HubChanges
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
@@ -45,6 +46,9 @@ from tidegate.wire.atom import (
     format_time,
     parse_description,
 )
+
+_NAME_CHARACTERS_MAX: Final = 255
+"""Of a host (RFC 1035 section 2.3.4)."""
 
 PARTITION_COUNT_DEFAULT: Final = 16
 """For a hub whose description has no number (Azure "Create Event Hub", 2026-09)."""
@@ -123,7 +127,7 @@ class AtomAdministration:
         parameters: dict[str, str] = dict(request.path_params)
 
         async def perform(body: bytes, grant: Grant) -> Response:
-            is_update, host = "if-match" in request.headers, request.headers.get("host", "")
+            is_update, host = "if-match" in request.headers, _host_of(request)
             answer = operation.handler(
                 _Call(self._broker, parameters, body, is_update, self._sliced_work, host)
             )
@@ -139,13 +143,27 @@ class AtomAdministration:
     def _response(self, request: Request, answer: Contents) -> Response:
         if answer is None:
             return Response(status_code=200)
-        host = request.headers.get("host", "")
+        host = _host_of(request)
         if isinstance(answer, AtomEntry):
             is_created = request.method == "PUT" and "if-match" not in request.headers
             return Response(answer.format(host), 201 if is_created else 200, media_type=ENTRY_TYPE)
         path: str = request.scope["path"]
         title, now_ms = path.rpartition("/")[2], int(self._clock.now_utc().timestamp() * 1000)
         return Response(format_feed(host, quote(path), title, answer, now_ms), media_type=FEED_TYPE)
+
+
+def _host_of(request: Request) -> str:
+    """What the links of an answer begin with; empty if the client named none.
+
+    Raises InvalidArgumentError for what names no host (RFC 9112 section 3.2): each row of a feed repeats it.
+    """
+    host = request.headers.get("host", "")
+    name = host_of(host)
+    if host and (name is None or len(name) > _NAME_CHARACTERS_MAX):
+        raise InvalidArgumentError(
+            f"The Host header {host[:80]!r} does not name a host, with or without a port."
+        )
+    return host
 
 
 class _AnyCaseRoute(Route):
