@@ -13,8 +13,8 @@ from tidegate.broker import Broker, EventHub
 from tidegate.broker.blobs import store as stores
 from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT_ID, NAMESPACE_ACCOUNT_ID
 from tidegate.broker.blobs.blob import NO_CONDITIONS
-from tidegate.broker.blobs.groups import REPORTS
-from tidegate.broker.blobs.reports import OWNER_CHARACTERS_MAX, Change
+from tidegate.broker.blobs.groups import OWNER_CHARACTERS_MAX, REPORTS
+from tidegate.broker.blobs.reports import Change
 from tidegate.model.errors import NotFoundError, QuotaExceededError
 
 
@@ -193,6 +193,16 @@ async def test_names_are_kept_short_and_printable(world: _World) -> None:
     ((owner, _),) = world.shown().values()
     assert owner.startswith("\\xd6l\\nx")
     assert len(owner) == OWNER_CHARACTERS_MAX
+
+
+async def test_an_owner_that_a_blob_names_is_kept_short(world: _World) -> None:
+    """Pages repeat it in each row, five times as long where it is escaped."""
+    account, blobs = world.hub.description.hub_id, world.broker.blobs
+    await blobs.create_container(account, "store", {})
+    name = "localhost/hub/group/ownership/0"
+    metadata = {"ownerid": '"' * 8_000}
+    await blobs.put(account, "store", name, NO_CONDITIONS, lease_id=None, content=b"", metadata=metadata)
+    assert world.shown() == {"0": ('"' * OWNER_CHARACTERS_MAX, None)}
 
 
 async def test_limits(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from html import unescape
 from typing import TYPE_CHECKING, Any
@@ -266,12 +266,10 @@ def test_a_quiet_live_page_is_not_drawn_again(
     drawn: list[int] = []
     next_one = live._Stream.next
 
-    async def next_shortly(
-        self: live._Stream, render: live.Render, pause_s: float
-    ) -> Mapping[str, str] | None:
+    async def next_shortly(self: live._Stream, find: Callable[[], Any], pause_s: float) -> str | None:
         if drawn:
             beats.put(len(drawn))
-        return await next_one(self, render, 0.01)
+        return await next_one(self, find, 0.01)
 
     def counted_fragment(request: Request, template: str, **context: Any) -> str:
         if template == "explorer/rows.html":

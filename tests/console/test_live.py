@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -113,3 +113,37 @@ async def test_a_page_finds_its_values_in_that_tenth(monkeypatch: pytest.MonkeyP
     Pages(console).live(request, find, {"part": "x.html"})  # type: ignore[arg-type]
     assert await streams.render() == {"part": "7"}
     assert streams.charged_count == 1
+
+
+async def test_what_differs_is_found_in_that_tenth_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stream escapes and compares by itself, of pages with millions of characters; and a stream keeps no
+    text. Only what differs is sent."""
+
+    class Counted(LiveStreams):
+        count = 0
+
+        async def draw(self, render: Callable[[], Any]) -> Any:
+            self.count += 1
+            return await super().draw(render)
+
+    pages_of_a_stream: list[dict[str, str] | None] = [
+        {"a": "<1>", "b": "2"},
+        {"a": "<1>", "b": "3"},
+        {},
+        None,
+    ]
+
+    async def render() -> dict[str, str] | None:
+        return pages_of_a_stream.pop(0)
+
+    sessions: Any = SimpleNamespace(call_at_end=lambda call: None, rights=lambda session: object())
+    monkeypatch.setattr(live, "session_of", lambda request: None)
+    streams = Counted(sessions)
+    answer: Any = streams.stream(cast(Any, None), render, every_s=0.0)
+    sent = [chunk async for chunk in answer.body_iterator]
+    assert sent == [
+        "event: a\ndata: &lt;1&gt;\n\nevent: b\ndata: 2\n\n",
+        "event: b\ndata: 3\n\n",
+        "event: end\ndata: \n\n",
+    ]
+    assert streams.count == 3

@@ -21,6 +21,9 @@ from tidegate.model.hub_properties import PartitionEnds
 REPORTS: Final = "reported"
 """The container of what hosts report of stores elsewhere."""
 
+OWNER_CHARACTERS_MAX: Final = 260
+"""Of a processor's name (our choice): a blob's metadata may have 8,000, and pages repeat it in each row."""
+
 _NUMBER: Final = re.compile(r"-1|[0-9]{1,18}", re.ASCII)
 
 
@@ -195,7 +198,9 @@ def _change(records: _Records, record: RecordName, blob: Blob | None) -> None:
     values = {} if blob is None else {name.lower(): value for name, value in blob.metadata.items()}
     time_ms = None if blob is None else blob.modified_at_ms
     if record.kind is RecordKind.OWNERSHIP:
-        changed = replace(known, owner=values.get("ownerid", ""), renewed_at_ms=time_ms)
+        changed = replace(
+            known, owner=values.get("ownerid", "")[:OWNER_CHARACTERS_MAX], renewed_at_ms=time_ms
+        )
     else:
         # Where a processor keeps no number, the offset is one: this service's offsets are.
         number = values.get("sequencenumber") or values.get("offset") or ""

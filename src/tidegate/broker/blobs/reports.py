@@ -15,13 +15,10 @@ from typing import Final
 from tidegate.broker.blobs.accounts import DEVELOPMENT_ACCOUNT_ID
 from tidegate.broker.blobs.blob import NO_CONDITIONS, Blob
 from tidegate.broker.blobs.checkpoint_names import RecordKind, RecordName
-from tidegate.broker.blobs.groups import REPORTS, IndexedHub
+from tidegate.broker.blobs.groups import OWNER_CHARACTERS_MAX, REPORTS, IndexedHub
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.model.errors import QuotaExceededError, ServerBusyError
-
-OWNER_CHARACTERS_MAX: Final = 260
-"""Of a host's name (our choice)."""
 
 _RENEWED_EACH_MS: Final = 30_000
 """An owner that stays the same is written again after so long (our choice: a third of the writes)."""

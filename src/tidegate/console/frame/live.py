@@ -63,12 +63,12 @@ class _Stream:
         if self.limit is not None:
             self.limit.reschedule(asyncio.get_running_loop().time())
 
-    async def next(self, render: Render, pause_s: float) -> Mapping[str, str] | None:
-        """The result of ``render`` after a pause; None also if the stream was ended."""
+    async def next(self, find: Callable[[], Awaitable[str | None]], pause_s: float) -> str | None:
+        """The result of ``find`` after a pause; None also if the stream was ended."""
         try:
             async with asyncio.timeout(None) as self.limit:
                 await asyncio.sleep(pause_s)
-                return await _rendered(render)
+                return await find()
         except TimeoutError:
             if not self.is_ended:
                 raise
@@ -166,26 +166,39 @@ class LiveStreams:
         stream = _Stream(session, is_ended=self._is_closed)
         self._streams[stream] = None
         try:
-            sent: dict[str, str] = {}
+            sent: dict[str, int] = {}  # hashes: a fragment may have millions of characters
             pause_s = quiet_s = 0.0
+
+            async def find() -> str | None:
+                fragments = await _rendered(render)
+                return None if fragments is None else await self.draw(partial(_news, fragments, sent))
+
             while not stream.is_ended and self._sessions.rights(session) is not None:
-                fragments = await stream.next(render, pause_s)
+                news = await stream.next(find, pause_s)
                 if stream.is_ended:
                     return
-                if fragments is None:
+                if news is None:
                     yield format_event(END_EVENT, "")
                     return
-                parts = {name: str(escape(shown(text))) for name, text in fragments.items()}
-                news = {name: text for name, text in parts.items() if sent.get(name) != text}
-                sent |= news
                 pause_s, quiet_s = every_s, 0.0 if news else quiet_s + every_s
                 if news:
-                    yield "".join(format_event(name, text) for name, text in news.items())
+                    yield news
                 elif quiet_s >= KEEP_ALIVE_S:
                     quiet_s = 0.0
                     yield ": still here\n\n"
         finally:
             del self._streams[stream]
+
+
+def _news(fragments: Mapping[str, str], sent: dict[str, int]) -> str:
+    """The events for what differs from what was sent, as ``sent`` then says; empty: nothing does."""
+    events = []
+    for name, fragment in fragments.items():
+        text = str(escape(shown(fragment)))
+        if sent.get(name) != hash(text):
+            sent[name] = hash(text)
+            events.append(format_event(name, text))
+    return "".join(events)
 
 
 async def _rendered(render: Render) -> Mapping[str, str] | None:

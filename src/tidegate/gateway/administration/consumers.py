@@ -28,7 +28,7 @@ def consumer_rows(broker: Broker, hub: EventHub) -> Iterator[dict[str, object]]:
                 "store": store,
                 "namespace": group.namespace[:_CHARACTERS_MAX],
                 "partition_id": partition.partition_id,
-                "owner": partition.owner[:_CHARACTERS_MAX],
+                "owner": partition.owner,
                 "renewed_at": _text(renewed_ms),
                 "lease_age_ms": None if renewed_ms is None else max(0, now_ms - renewed_ms),
                 "sequence_number": partition.sequence_number,
