@@ -234,8 +234,8 @@ class BlockingConsumer(Closing):
         they are asked for.
 
         pandas, Polars and DuckDB take such a reader. columns: as ``PartitionReceiver.receive_arrow``.
-        partition_ids: None reads all partitions. The batches of a partition follow each other. timeout_s: the
-        longest wait for events.
+        partition_ids: None reads all partitions. A partition's batches come in order, perhaps with others'
+        between them. timeout_s: the longest wait for events.
         Raises as ``receive_arrow`` and ``get_all_partition_properties``; NotFoundError for an unknown
         partition. The reader raises as ``read_encoded``; pyarrow may wrap that in an error of its own.
         """

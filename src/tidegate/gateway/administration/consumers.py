@@ -10,7 +10,7 @@ from tidegate.broker.blobs.accounts import account_of
 from tidegate.model.times import time_of
 
 _CHARACTERS_MAX: Final = 260
-"""Of what processors call themselves and the service (our choice: GUIDs, and a host name with a port)."""
+"""Of what processors call the service (our choice: a host name with a port)."""
 
 
 def consumer_rows(broker: Broker, hub: EventHub) -> Iterator[dict[str, object]]:
