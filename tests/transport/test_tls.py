@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import logging
 import random
+import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +22,7 @@ from tidegate.transport.admission import Admission
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.streams import SocketStream, serve_streams
 from tidegate.transport.tls import TlsServerConnection
+from tidegate.transport.turns import Turns
 
 _DEADLINE_S = 60.0
 
@@ -74,7 +78,7 @@ class Served:
         return self.client_context.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def serving(
     directory: Path, *, is_pausing: bool = False, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> AsyncIterator[Served]:
@@ -283,3 +287,79 @@ async def test_an_aborted_connection_tells_its_receiver_why(tmp_path: Path) -> N
         client.close()
         await served.echoes[0].ended.wait()
         assert served.echoes[0].error is not None
+
+
+async def test_small_records_are_decrypted_in_turns(tmp_path: Path) -> None:
+    """Sixteen at a time at most: the rest of what arrived together waits for the connection's next turn."""
+    steps: list[int] = []
+
+    class Steps(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            steps.append(len(data))
+
+    made = ensure_server_certificate(tmp_path, ["127.0.0.1"], clock=SystemClock())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.certificate_file, made.key_file)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=str(made.ca_file)).wrap_bio(
+        incoming, outgoing, server_hostname="127.0.0.1"
+    )
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    clock = itertools.count()  # each look at it is a second later: a slice ends after its first piece
+    turns = Turns(monotonic=lambda: float(next(clock)), call_soon=asyncio.get_running_loop().call_soon)
+    loop = asyncio.get_running_loop()
+    await loop.connect_accepted_socket(
+        lambda: TlsServerConnection(
+            context,
+            Steps,
+            read_buffer=memoryview(bytearray(1 << 17)),
+            plain_buffer=memoryview(bytearray(1 << 16)),
+            turns=turns,
+        ),
+        there,
+    )
+    async with asyncio.timeout(_DEADLINE_S):
+        while client.version() is None or incoming.pending:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+            await loop.sock_sendall(here, outgoing.read())
+            if client.version() is None:
+                incoming.write(await loop.sock_recv(here, 1 << 16))
+        for _ in range(1_000):
+            client.write(b"x")
+        await loop.sock_sendall(here, outgoing.read())
+        while sum(steps) < 1_000:  # noqa: ASYNC110 (the protocol has no event of its own)
+            await asyncio.sleep(0)
+    here.close()
+    assert max(steps) <= 16
+
+
+async def test_a_client_that_only_renews_its_keys_is_cut_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A few renewals are answered; more than thirty in a row without data end the connection."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    caplog.set_level(logging.INFO)
+    async with serving(tmp_path) as served:
+        client = await asyncio.create_subprocess_exec(
+            *(openssl, "s_client", "-connect", f"127.0.0.1:{served.port}", "-CAfile", tmp_path / "ca.pem"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        assert client.stdin is not None
+        for _ in range(20):
+            client.stdin.write(b"K\n")  # a command of its own in each of its reads
+            await asyncio.sleep(0.01)
+        client.stdin.write(b"data\n")
+        while not served.echoes or served.echoes[0].received < 5:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        with contextlib.suppress(ConnectionError):
+            while not served.echoes[0].ended.is_set():
+                client.stdin.write(b"K\n")
+                await asyncio.sleep(0.01)
+        await client.wait()
+    assert "too many records without data" in caplog.text
