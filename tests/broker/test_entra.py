@@ -36,7 +36,7 @@ _ISSUER: Final = TokenIssuer(
     "https://sts.example/tenant/",
     roles=(
         RoleAssignment(Role.SENDER, "writer", event_hub="Orders"),
-        RoleAssignment(Role.RECEIVER, "readers"),
+        RoleAssignment(Role.RECEIVER, group="readers"),
         RoleAssignment(Role.OWNER, "owner"),
         RoleAssignment(Role.RECEIVER, app_role="Reader"),
     ),
@@ -85,6 +85,8 @@ _TOKEN: Final = _signed()
         ({}, "", set()),
         ({"groups": ["x", "readers"]}, "orders", {Claim.SEND, Claim.LISTEN}),
         ({"groups": ["x", "readers"]}, "other", {Claim.LISTEN}),
+        ({"oid": "x", "sub": "readers"}, "orders", set()),
+        ({"oid": "x", "groups": ["owner", "writer"]}, "orders", set()),
         ({"oid": "x", "sub": "owner"}, "", set(Claim)),
         ({"oid": None, "roles": ["Reader"]}, "", {Claim.LISTEN}),
         ({"oid": "Reader", "roles": ["owner", "readers", 1]}, "", set()),

@@ -9,7 +9,7 @@ import time
 import uuid
 
 import pytest
-from tests.cli.support import COMMAND, Result, run_tidegate
+from tests.cli.support import COMMAND, Result, run_on_terminal, run_tidegate
 
 pytestmark = pytest.mark.usefixtures("forked_python")
 
@@ -118,6 +118,16 @@ def test_bodies_that_are_not_text(hub: str, environment: dict[str, str]) -> None
     assert raw.stdout == b"\xff\x00\n"
     shown = run_tidegate("receive", hub, "--no-follow", environment=environment)
     assert shown.out.rstrip().endswith("\t(binary, 2 bytes)")
+
+
+def test_bodies_do_not_control_a_terminal(hub: str, environment: dict[str, str]) -> None:
+    """--body shows an escape sequence as text there; ends of lines and tabs are kept."""
+    run_tidegate("send", hub, "--whole", environment=environment, input_bytes=b"a\tb\n\x1b]0;title\x07\xffc")
+    shown = run_on_terminal("receive", hub, "--no-follow", "--body", environment=environment)
+    assert "]0;title" in shown.out
+    assert "\x1b]0" not in shown.out
+    assert "\x07" not in shown.out
+    assert "a\tb\n" in shown.out
 
 
 def test_a_line_without_its_key_stops_with_its_number(hub: str, environment: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import json
 import os
@@ -17,8 +18,20 @@ from tests.cli.support import COMMAND, Result, environment_without_service, run_
 from tests.client.test_histories import read, reading, send
 
 from tidegate.cli.service import backup as backup_command
-from tidegate.client import EventHubAdministrator, EventHubConsumer, EventHubProducer, RetryPolicy
-from tidegate.model.errors import LogDivergedError, NotFoundError, TidegateError, UnauthorizedError
+from tidegate.client import (
+    BackupProperties,
+    EventHubAdministrator,
+    EventHubConsumer,
+    EventHubProducer,
+    RetryPolicy,
+)
+from tidegate.model.errors import (
+    LogDivergedError,
+    NotFoundError,
+    RemoteProtocolError,
+    TidegateError,
+    UnauthorizedError,
+)
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
 from tidegate.testing.hub import HubProcess, HubService
@@ -218,3 +231,20 @@ async def test_backups_need_manage_and_stand_in_the_audit_trail(hub_service: Hub
     )
     assert ("createBackup", f"backups/{begun.name}") in records
     assert ("deleteBackup", f"backups/{begun.name}") in records
+
+
+@pytest.mark.parametrize(
+    "place", ["{home}", "{home}/backups/x", "backups/{name}", "{home}/backups/{name}/", "{home}/../backups"]
+)
+def test_only_a_backups_own_directory_is_moved(tmp_path: Path, place: str) -> None:
+    """A service may be another's, and name any directory of this machine."""
+    name = "20261130T120000Z-0123abcd"
+    named = place.format(home=tmp_path, name=name)
+    made = BackupProperties(name, named, "complete", 1, 1, 1, 1, None)
+    if Path(named) == tmp_path / "backups" / name:
+        assert backup_command._place_of(made) == Path(named)
+        with pytest.raises(RemoteProtocolError):
+            backup_command._place_of(dataclasses.replace(made, name="../x"))
+    else:
+        with pytest.raises(RemoteProtocolError, match="names"):
+            backup_command._place_of(made)

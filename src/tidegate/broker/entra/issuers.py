@@ -54,9 +54,11 @@ class RoleAssignment(Struct, frozen=True, forbid_unknown_fields=True):
 
     role: Role
     principal: Text | None = None
-    """A value of the token's claims ``oid``, ``sub`` or ``groups``, compared exactly."""
+    """The token's ``oid`` or ``sub``, compared exactly."""
+    group: Text | None = None
+    """Instead of a principal: a value of the claim ``groups``. Apart, as a user may choose a group's name."""
     app_role: Text | None = None
-    """Instead of a principal: a value of the claim ``roles``, which an application's registration defines."""
+    """Instead of both: a value of the claim ``roles``, which an application's registration defines."""
     event_hub: Text | None = None
     """None: the whole namespace."""
 
@@ -98,10 +100,10 @@ def check_issuers(issuers: tuple[TokenIssuer, ...]) -> None:
         if not each.roles and not each.are_roles_in_tokens:
             raise InvalidArgumentError(
                 f"No principal of the token issuer {each.issuer!r} has a role.",
-                next_step="Declare its roles: role, principal and, for one event hub, event_hub.",
+                next_step="Declare its roles: role, principal or group and, for one event hub, event_hub.",
             )
-        if any((role.principal is None) is (role.app_role is None) for role in each.roles):
+        if any((role.principal, role.group, role.app_role).count(None) != 2 for role in each.roles):
             raise InvalidArgumentError(
-                f"A role of the token issuer {each.issuer!r} has not one of principal and app_role.",
-                next_step="Give the object id of a principal, or an application role.",
+                f"A role of the token issuer {each.issuer!r} has not one of principal, group and app_role.",
+                next_step="Give the object id of a principal or of a group, or an application role.",
             )

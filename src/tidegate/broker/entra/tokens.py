@@ -223,9 +223,12 @@ def _bytes_of(segment: str) -> bytes:
 
 def _principal(issuer: TokenIssuer, claims: Mapping[str, Any], expiry: int) -> Principal:
     ids = {each for name in ("oid", "sub") if isinstance(each := claims.get(name), str)}
-    ids |= _strings_in(claims, "groups")
-    app_roles = _strings_in(claims, "roles")
-    assigned = [each for each in issuer.roles if each.principal in ids or each.app_role in app_roles]
+    groups, app_roles = _strings_in(claims, "groups"), _strings_in(claims, "roles")
+    assigned = [
+        each
+        for each in issuer.roles
+        if each.principal in ids or each.group in groups or each.app_role in app_roles
+    ]
     if issuer.are_roles_in_tokens:
         assigned += assignments_in(claims.get("roles"))
     rights: dict[str, frozenset[Claim]] = {}

@@ -37,7 +37,7 @@ from tidegate.model.position import parse_position
     multiple=True,
 )
 @option("--contains", "TEXT", "Only events whose body contains this.")
-@flag("--body", "Print only the bodies, one per line.")
+@flag("--body", "Print only the bodies, one per line; on a terminal, control characters are made visible.")
 @option(
     "--format",
     "TEMPLATE",

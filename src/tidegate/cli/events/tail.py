@@ -14,7 +14,7 @@ from tidegate.cli.events.records import COLUMNS, event_record
 from tidegate.cli.shell.connection import check_event_hub
 from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.cli.shell.progress import ProgressBar, no_bar
-from tidegate.cli.shell.render import Output, counted, remark
+from tidegate.cli.shell.render import Output, counted, remark, visible_lines
 from tidegate.cli.shell.stream_lines import until_reader_goes
 from tidegate.client import EventHubConsumer, PartitionEnds
 from tidegate.model.events import ReceivedEvent
@@ -190,14 +190,18 @@ class RecordWriter:
 
 
 class BodyWriter:
-    """Writes bodies unchanged, one per line."""
+    """Writes bodies, one per line: unchanged for a program; an event must not control a terminal."""
 
     def __init__(self) -> None:
         self.event_count = 0
+        self._is_shown = sys.stdout.isatty()
 
     def write(self, events: Sequence[ReceivedEvent]) -> None:
         """Write bodies, and flush them to the reader of a pipe."""
-        sys.stdout.buffer.write(b"".join(event.body + b"\n" for event in events))
+        lines = b"".join(event.body + b"\n" for event in events)
+        if self._is_shown:
+            lines = visible_lines(lines.decode(errors="replace")).encode()
+        sys.stdout.buffer.write(lines)
         sys.stdout.buffer.flush()
         self.event_count += len(events)
 

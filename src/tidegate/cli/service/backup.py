@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shlex
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -16,12 +18,15 @@ from tidegate.cli.shell.decorators import FILE
 from tidegate.cli.shell.options import with_output
 from tidegate.cli.shell.progress import ProgressBar, progress_bar
 from tidegate.cli.shell.render import Output, attributes, columns_of, remark
-from tidegate.model.errors import AlreadyExistsError, LogFailedError, NotFoundError
+from tidegate.model.errors import AlreadyExistsError, LogFailedError, NotFoundError, RemoteProtocolError
 
 if TYPE_CHECKING:
     from tidegate.client import BackupProperties, EventHubAdministrator
 
 _LOOK_EVERY_S: Final = 0.2
+_NAME: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}")
+"""Of a backup, as the service chooses it (``broker.backups``)."""
+
 _ATTRIBUTES = columns_of("partitions=partition_count events=event_count bytes=bytes_total")
 
 
@@ -62,7 +67,7 @@ def backup(output: Output, service: Service, destination: Path | None) -> None:
         begun = await administrator.create_backup()
         try:
             made = await _complete(administrator, begun)
-            place = Path(made.place)
+            place = _place_of(made)
             if destination is not None:
                 await asyncio.to_thread(_move, place, destination)
         except BaseException:
@@ -75,7 +80,20 @@ def backup(output: Output, service: Service, destination: Path | None) -> None:
 
     made, place = service.administer(make)
     output.record({"directory": str(place), **attributes(made, _ATTRIBUTES)})
-    remark(f"Verify it with: tidegate check {place}")
+    remark(f"Verify it with: tidegate check {shlex.quote(str(place))}")
+
+
+def _place_of(made: BackupProperties) -> Path:
+    """The backup's directory. Raises RemoteProtocolError for one that only another's service would name: it
+    may be any of this machine's."""
+    place = Path(made.place)
+    is_in_backups = place.is_absolute() and place.parts[-2:] == ("backups", made.name)
+    if not is_in_backups or not _NAME.fullmatch(made.name):
+        raise RemoteProtocolError(
+            f"The service names {made.place!r} as the directory of its backup {made.name!r}.",
+            next_step="Do not trust this service: it must be `backups/NAME` of a data directory.",
+        )
+    return place
 
 
 async def _complete(administrator: EventHubAdministrator, begun: BackupProperties) -> BackupProperties:

@@ -39,11 +39,16 @@ _VISIBLE_CONTROLS_IN_LINES = {
 }
 
 
+def visible_lines(text: str) -> str:
+    """Text for a terminal: control characters made visible, but for ends of lines and tabs."""
+    return text.translate(_VISIBLE_CONTROLS_IN_LINES)
+
+
 def remark(text: str) -> None:
     """Write lines to standard error, for people, with control characters made visible: an error may quote an
     event, which must not control the terminal.
     """
-    sys.stderr.write(text.translate(_VISIBLE_CONTROLS_IN_LINES) + "\n")
+    sys.stderr.write(visible_lines(text) + "\n")
     sys.stderr.flush()
 
 
@@ -181,7 +186,7 @@ class Output:
 
     def lines(self, heading: str, text: str) -> None:
         """Write text of several lines, indented under a heading; for people, after a table."""
-        visible = text.translate(_VISIBLE_CONTROLS_IN_LINES).strip("\n")
+        visible = visible_lines(text).strip("\n")
         # Not splitlines(): it splits at characters that do not end a line on a terminal.
         self.line("\n".join((heading, *(f"  {line}".rstrip() for line in visible.split("\n")))))
 
