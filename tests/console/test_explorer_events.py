@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sys
 import tracemalloc
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from types import FrameType, SimpleNamespace
@@ -456,13 +457,28 @@ def test_no_stored_bytes_break_a_page(encoded: bytes) -> None:
             body_view(event.contents, look, 0)
 
 
+def _as_page(contents: EventContents) -> None:
+    assert body_view(contents, None, 0).look is Look.JSON
+
+
+def _as_line(contents: EventContents) -> None:
+    event = ExploredEvent(EventPlace(0, 0, 0), 1, contents)
+    assert len(json.loads(json_lines([event]))["properties"]) == 5_000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "contents",
-    [EventContents(b"[%b[]]" % (b"[]," * 5_000)), EventContents(b"", body_value=[True, False] * 2_500)],
-    ids=["bytes", "value"],
+    ("look", "contents"),
+    [
+        (_as_page, EventContents(b"[%b[]]" % (b"[]," * 5_000))),
+        (_as_page, EventContents(b"", body_value=[True, False] * 2_500)),
+        (_as_line, EventContents(b"", {f"p{number}": True for number in range(5_000)})),
+    ],
+    ids=["bytes", "value", "line"],
 )
-def test_other_threads_run_while_json_is_read_and_written(contents: EventContents) -> None:
+def test_other_threads_run_while_json_is_read_and_written(
+    look: Callable[[EventContents], object], contents: EventContents
+) -> None:
     """Protects the event loop, which waits while C code has the interpreter: an event of a megabyte of lists
     held it up for a second. Python code can be interrupted at each of its calls."""
     calls = 0
@@ -473,7 +489,7 @@ def test_other_threads_run_while_json_is_read_and_written(contents: EventContent
 
     sys.setprofile(count)
     try:
-        assert body_view(contents, None, 0).look is Look.JSON
+        look(contents)
     finally:
         sys.setprofile(None)
     assert calls > 5_000

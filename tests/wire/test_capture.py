@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from io import BytesIO
 from uuid import UUID
 
 import fastavro
 import pytest
+from tests.support.calls import calls_of
 
 from tidegate.model.capture import NAME_FORMAT_DEFAULT
 from tidegate.model.events import EventContents, EventData
 from tidegate.wire.capture import (
     AVRO_SCHEMA,
+    PROPERTY_TYPES,
     capture_file_name,
     capture_record,
     enqueued_time_text,
@@ -130,6 +133,21 @@ def test_values_that_the_schema_lacks_have_a_form(value: object, written: object
     record = _written(capture_record(0, "t", contents))
     assert isinstance(record, dict)
     assert record["Properties"] == {"p": written}
+
+
+def test_other_threads_run_while_types_are_noted() -> None:
+    """Protects the event loop, which waits while C code has the interpreter: a megabyte may have 170,000
+    properties whose type the schema lacks. Python code can be interrupted at each of its calls."""
+
+    def work(count: int) -> Callable[[], object]:
+        contents = EventContents(b"", {f'"p{number}': None for number in range(count)})
+        return lambda: capture_record(0, "t", contents)
+
+    # Each has its value found by a call, and its name written by some others.
+    assert calls_of(work(5_000)) - calls_of(work(1_000)) > 3 * 4_000
+    assert capture_record(0, "t", EventContents(b"", {'"é': None, "b": True}))["SystemProperties"] == {
+        PROPERTY_TYPES: r'{"\"\u00e9":"null","b":"boolean"}'
+    }
 
 
 @pytest.mark.parametrize(("value", "body"), [("é", "é".encode()), (b"\x01", b"\x01"), (7, b"\x55\x07")])

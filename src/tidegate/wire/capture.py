@@ -40,7 +40,6 @@ from tidegate.wire.event_codec import EncodedProperty, encode_event
 from tidegate.wire.event_texts import (
     DECODE_ERROR_PROPERTY,
     cached_when_short,
-    decode_whole,
     standard_properties,
     text_of,
 )
@@ -103,7 +102,9 @@ def capture_record(
         if kind is not None:
             types[name] = kind
     if types:
-        system[PROPERTY_TYPES] = json.dumps(types, separators=(",", ":"))
+        # Not the map at once: that is C code, which lets no other thread run before its end.
+        pairs = (f'{json.dumps(name)}:"{kind}"' for name, kind in types.items())
+        system[PROPERTY_TYPES] = f"{{{','.join(pairs)}}}"
     return {
         "SequenceNumber": sequence_number,
         "Offset": str(sequence_number),
@@ -141,10 +142,8 @@ def undecodable_record(
     Our choice: the service stores events without decoding them, and Capture must not lose any.
     """
     try:
-        decoded, _ = decode_whole(unwrap(stored))
-        error = (
-            decoded.system_properties.get(DECODE_ERROR_PROPERTY) or "Its value cannot be represented in Avro."
-        )
+        decode_message(unwrap(stored))
+        error = "Its value cannot be represented in Avro."
     except DecodeError as refused:
         error = str(refused)
     system: Values = {_ENQUEUED_TIME: enqueued_time_ms, DECODE_ERROR_PROPERTY: error}

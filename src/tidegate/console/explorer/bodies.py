@@ -43,7 +43,8 @@ _INDENT_DEPTH_MAX: Final = 20
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _PACKED_STARTS: Final = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
+ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
+"""Its ``iterencode`` is Python code, and its ``encode`` C code."""
 
 
 class _Decoder(json.JSONDecoder):
@@ -135,7 +136,7 @@ def value_text(value: object, characters_max: int | None = None) -> str:
     # Each item has at least one character.
     items = repeat(None) if characters_max is None else repeat(None, characters_max)
     try:
-        pieces = _ENCODER.iterencode(_plain(value, 0, items, characters_max))
+        pieces = ENCODER.iterencode(_plain(value, 0, items, characters_max))
         return "".join(islice(pieces, characters_max))[:characters_max]
     except ValueError:
         return str(value)[:characters_max]
