@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -36,8 +36,10 @@ from tidegate.console.dead_letters import letters as dead_letters
 from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.dead_letters.filter import LetterQuery, format_place, parse_place
 from tidegate.console.dead_letters.histogram import DAYS_MAX, HOURS_MAX, histogram_of
-from tidegate.console.dead_letters.letters import LetterEvent
+from tidegate.console.dead_letters.letters import LetterEvent, LetterSums
+from tidegate.console.dead_letters.page import sums_context
 from tidegate.console.frame import shared_answers
+from tidegate.console.frame.rendering import rendered
 from tidegate.console.frame.rights import Rights
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventContents, EventData, PropertyValue
@@ -325,6 +327,33 @@ def test_a_filter_has_a_length() -> None:
     rights = Rights("policy", can_listen=True, can_send=True, can_manage=True)
     fields = LetterQuery.of({"reason": "x" * 5_000, "reason_is": "x" * 200_000}, rights).fields
     assert (len(fields["reason"]), len(fields["reason_is"])) == (2_000, 2_000)
+
+
+def test_tables_do_not_repeat_a_long_filter() -> None:
+    """Protects the event loop, which draws a page in one step: with a link in each row that has the whole
+    filter, it had a megabyte and more. The first rows have theirs; with usual filters, all have."""
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    hours = [HourCount(begin + timedelta(hours=each), 1) for each in range(HOURS_MAX)]
+
+    def drawn(filter: Mapping[str, str], reason: str) -> str:
+        rights = Rights("policy", can_listen=True, can_send=True, can_manage=True)
+        query = LetterQuery.of(filter, rights)
+        reasons = [ReasonCount("Error", f"{each} {reason}", 1, begin, begin) for each in range(20)]
+        sums = LetterSums(HOURS_MAX, hours, reasons, begin, {})
+        context = {"query": query, "fields": query.fields, "live": None, **sums_context(query, sums)}
+        return rendered("dead_letters/sums.html", context)
+
+    def links(page: str) -> tuple[int, int]:
+        return page.count("until="), page.count("reason_is=")
+
+    usual = drawn({"hub": HUB, "group": "$Default", "error_type": "Error"}, "the sensor gave no temperature")
+    assert links(usual) == (HOURS_MAX, 20)
+    long = drawn({"reason": "ä" * 1_000}, "x" * 1_000)
+    assert 0 < links(long)[0] < 10
+    assert 0 < links(long)[1] < 10
+    assert len(long) < 150_000
+    refused = drawn({}, "\U0001f30a" * 1_990)  # the service takes no address of 24 KB
+    assert links(refused) == (HOURS_MAX, 0)
 
 
 @pytest.mark.parametrize(

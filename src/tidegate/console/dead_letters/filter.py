@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Self
@@ -35,6 +35,11 @@ _FIELDS = (
 the name of the database, empty for all."""
 _TEXT_CHARACTERS_MAX = 2_000
 """As reasons are stored; a redrive's process gets them as arguments, which have a limit (128 KB in Linux)."""
+_LINKS_CHARACTERS_MAX = 32_000
+"""Of a table's links together (our choice: a few milliseconds of the event loop, and more than links of usual
+filters and reasons have)."""
+_LINK_CHARACTERS_MAX = 8_000
+"""The service refuses a path and query of more than 8 KB."""
 
 _NAME = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]
 _Place = tuple[
@@ -89,6 +94,15 @@ class LetterQuery:
         for name, value in changes.items():
             fields[name.rstrip("_")] = value
         return urlencode({name: value for name, value in fields.items() if value})
+
+    def links(self, changes: Iterable[Mapping[str, str]]) -> Iterator[str]:
+        """``query`` for each row of a table; empty: the row has no link, as it would be too long, or those
+        before it are."""
+        left = _LINKS_CHARACTERS_MAX
+        for each in changes:
+            query = self.query(**each) if left > 0 else ""
+            left -= len(query)
+            yield query if len(query) <= _LINK_CHARACTERS_MAX else ""
 
     @property
     def is_empty(self) -> bool:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from tidegate.console.dead_letters.filter import LetterQuery, letter_address, parse_place
 from tidegate.console.dead_letters.histogram import histogram_of
-from tidegate.console.dead_letters.letters import DeadLetterView, LetterEvent
+from tidegate.console.dead_letters.letters import DeadLetterView, LetterEvent, LetterSums
 from tidegate.console.dead_letters.redrive import RedriveRequest
 from tidegate.console.explorer.bodies import hex_lines, pretty_json
 from tidegate.console.explorer.values import (
@@ -88,7 +88,7 @@ class DeadLetterPages(Pages):
         except TidegateError as error:
             if status_of(error) >= 500:
                 raise
-            nothing: dict[str, Any] = dict.fromkeys(("next", "sums", "histogram"))
+            nothing: dict[str, Any] = dict.fromkeys(("next", "sums"))
             nothing |= {"lines": [], "is_sought": False, "live": None, "problems": {}}
             return problem_page(request, "dead_letters/page.html", error, **context | nothing)
         return problem_page(request, "dead_letters/page.html", None, **context | rows | sums)
@@ -177,7 +177,7 @@ class DeadLetterPages(Pages):
         self, query: LetterQuery, chosen: DeadLetterFilter, *, at_most_s: float
     ) -> dict[str, Any]:
         sums = await self.letters.sums(chosen, query.database, at_most_s=at_most_s)
-        return {"sums": sums, "histogram": None if sums is None else histogram_of(sums.hours)}
+        return sums_context(query, sums)
 
     @get("/dead-letters/history")
     async def history(self, request: Request) -> Response:
@@ -334,6 +334,21 @@ class DeadLetterPages(Pages):
         consumer = ConsumerKey(parts["hub"], parts["group"])
         since, database = rights_of(request).since, request.query_params.get("database", "")
         return await self.letters.letter(consumer, parts["partition"], number, database, since=since)
+
+
+def sums_context(query: LetterQuery, sums: LetterSums | None) -> dict[str, Any]:
+    """What ``sums.html`` shows, once: the links of its tables are made while it is drawn, in its turn."""
+    histogram = None if sums is None else histogram_of(sums.hours)
+    bars = [] if histogram is None else [bar for bar in reversed(histogram.bars) if bar.count]
+    reasons = () if sums is None else sums.reasons
+    hours = ({"from_": bar.start.isoformat(), "until": bar.until.isoformat()} for bar in bars)
+    texts = ({"error_type": each.error_type, "reason_is": each.reason} for each in reasons)
+    return {
+        "sums": sums,
+        "histogram": histogram,
+        "bars": zip(bars, query.links(hours), strict=True),
+        "reasons": zip(reasons, query.links(texts), strict=True),
+    }
 
 
 @dataclass(frozen=True, slots=True)
