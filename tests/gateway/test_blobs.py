@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -37,7 +38,7 @@ from tidegate.broker.blobs.refusals import BlobRefusedError
 from tidegate.broker.blobs.store import BlobStore
 from tidegate.gateway.http.blobs import door, operations
 from tidegate.gateway.http.blobs.access import BlobAccess
-from tidegate.gateway.http.blobs.signatures import BlobRequest
+from tidegate.gateway.http.blobs.signatures import BlobRequest, signed_by
 from tidegate.model.errors import UnauthorizedError
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -511,6 +512,22 @@ def test_an_old_request_is_not_taken_again(client: BlobClient, minutes: int) -> 
     assert b"15 minutes" in answer.body
     near = client.ask("GET", "/none", query, now=now + timedelta(minutes=minutes // 8))
     assert near.code == "ContainerNotFound"
+
+
+def test_a_date_without_a_zone_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was overheard, with "-0000" (RFC 5322), is not good later where the clocks are ahead."""
+    headers = [("authorization", "SharedKey alpha:AAAA"), ("x-ms-date", "Mon, 30 Nov 2026 08:00:00 -0000")]
+    request = BlobRequest.parse("GET", "/alpha/c", "", headers)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        now = datetime(2026, 11, 30, 8, 10, tzinfo=UTC)
+        assert signed_by(request, now=now, is_https=False).rights is None
+        with pytest.raises(BlobRefusedError):
+            signed_by(request, now=now - timedelta(hours=9), is_https=False)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def _service_sas(client: BlobClient, container: str, blob: str = "", **given: str) -> dict[str, str]:

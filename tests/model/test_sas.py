@@ -50,6 +50,10 @@ def test_an_altered_field_breaks_the_signature(field: str) -> None:
         "SharedAccessSignature sr=a&sig=TOP&se=x&skn=p",
         "SharedAccessSignature sr=a&sig=TOP&skn=p&se=" + "9" * 5000,
         *(f"SharedAccessSignature sr=a&sig=TOP&skn=p&se=1&{twice}=b" for twice in ("sr", "sig", "se", "skn")),
+        *(
+            f"SharedAccessSignature sr=sb%3A%2F%2Fh%2F{name}&sig=TOP&skn={name}&se=1"
+            for name in ("%FF", "%FE")
+        ),
         "SharedAccessSignature sr=" + "%41" * 3000 + "&sig=TOP&skn=p&se=1",
         "SharedAccessSignature sr=a&sig=TOP&skn=p&se=1" + "".join(f"&{number}=" for number in range(20)),
     ],

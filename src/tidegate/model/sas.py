@@ -106,5 +106,11 @@ def _fields_of(token: str) -> dict[str, str]:
 
 
 def _unquote(text: str) -> str:
-    """As ``urllib.parse.unquote``, which takes four times as long where other characters are in between."""
-    return unquote_to_bytes(text.encode(errors="replace")).decode(errors="replace")
+    """As ``urllib.parse.unquote``, which takes four times as long where other characters are in between.
+
+    Raises UnauthorizedError for what is not UTF-8: all of it would read alike.
+    """
+    try:
+        return unquote_to_bytes(text.encode()).decode()
+    except UnicodeError:
+        raise UnauthorizedError("MalformedToken: The token is not percent-encoded UTF-8.") from None

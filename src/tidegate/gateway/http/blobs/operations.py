@@ -11,8 +11,7 @@ import re
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from functools import partial
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from tidegate.gateway.http.blobs.answers import (
     property_headers,
     version_headers,
 )
-from tidegate.gateway.http.blobs.signatures import SIGNATURE_PARAMETERS, BlobRequest
+from tidegate.gateway.http.blobs.signatures import SIGNATURE_PARAMETERS, BlobRequest, http_time
 from tidegate.transport.sliced_work import SlicedWork
 
 LIST_MAX: Final = 1_000
@@ -104,11 +103,9 @@ class Call:
     def _time(self, name: str) -> datetime | None:
         text = self.header(name)
         try:
-            found = None if text is None else parsedate_to_datetime(text)
-        except (ValueError, OverflowError, IndexError, TypeError) as error:
+            return None if text is None else http_time(text)
+        except ValueError as error:
             raise BlobRefusedError(Refusal.INVALID_HEADER, f"{name} is not a time.") from error
-        # "-0000" gives a time without a zone, which is in UTC (RFC 5322, 3.3).
-        return found if found is None or found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 Handler = Callable[[Call], Coroutine[Any, Any, Response]]

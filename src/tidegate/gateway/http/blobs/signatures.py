@@ -112,6 +112,16 @@ def signed_by(request: BlobRequest, *, now: datetime, is_https: bool) -> Signed:
     return _shared_key(request, header, now) if header else _access_signature(request, now, is_https)
 
 
+def http_time(text: str) -> datetime:
+    """The time of a header. Raises ValueError."""
+    try:
+        time = parsedate_to_datetime(text)
+        # "-0000" gives a time without a zone, which is in UTC (RFC 5322, 3.3), not in the machine's zone.
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (IndexError, OverflowError, TypeError) as error:
+        raise ValueError(f"{text[:40]!r} is not a time.") from error
+
+
 def _shared_key(request: BlobRequest, header: str, now: datetime) -> Signed:
     scheme, _, rest = header.partition(" ")
     account, _, signature = rest.partition(":")
@@ -119,8 +129,8 @@ def _shared_key(request: BlobRequest, header: str, now: datetime) -> Signed:
         raise _refused("Use SharedKey ACCOUNT:SIGNATURE, or a shared access signature.")
     date = request.headers.get("x-ms-date") or request.headers.get("date", "")
     try:
-        sent_at = parsedate_to_datetime(date).astimezone(UTC)
-    except (ValueError, IndexError, OverflowError) as error:
+        sent_at = http_time(date)
+    except ValueError as error:
         raise _refused("It has no valid x-ms-date.") from error
     if abs(now - sent_at) > CLOCKS_DIFFER_MAX:
         raise _refused(f"Its date is not within 15 minutes of the service's clock, {now:%Y-%m-%dT%H:%M:%SZ}.")
