@@ -7,7 +7,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -525,8 +527,11 @@ def test_two_hubs_leave_places_to_a_third(
     names = [service.create_hub(partition_count=1) for _ in range(4)]
     url = f"sqlite:///{tmp_path / 'letters.db'}"
 
-    async def hang(database: LazyDatabase, work: object) -> None:
-        await asyncio.Event().wait()
+    async def hang(database: LazyDatabase, work: object, *, when_ended: Callable[[], None]) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            when_ended()
 
     monkeypatch.setattr(LazyDatabase, "ask", hang)
 
@@ -546,6 +551,48 @@ def test_two_hubs_leave_places_to_a_third(
         return counts
 
     assert service.call(refusals) == [4, 6, 7, 7]
+
+
+def test_a_client_that_leaves_keeps_its_place_while_its_thread_reads(
+    service: HubService, hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A search cannot be ended: with clients that leave, one hub had all threads of the database."""
+    monkeypatch.setattr(dead_letters, "REQUESTS_MAX", 2)  # one of a hub, and one that it leaves to others
+    begun, is_open = threading.Event(), threading.Event()
+
+    def hang(*_: object, **more: object) -> list[Any]:
+        begun.set()
+        assert is_open.wait(60)
+        return []
+
+    monkeypatch.setattr(DeadLetterPages, "page", hang)
+
+    async def leave(server: TidegateServer) -> None:
+        keeper = dead_letters.DatabaseDeadLetters(
+            server.broker, f"sqlite:///{tmp_path / 'letters.db'}", SystemClock()
+        )
+        page = partial(keeper.page, server.broker.event_hub(hub), "$Default", DeadLetterQuery())
+        async with TaskOwner("test") as tasks:
+            asked = tasks.start(page(), name="page")
+            assert await asyncio.to_thread(begun.wait, 60)
+            asked.cancel()
+            await asyncio.wait([asked])
+            with pytest.raises(ServerBusyError):
+                await page()
+            is_open.set()
+            async with asyncio.timeout(60):
+                while True:
+                    with suppress(ServerBusyError):
+                        assert (await page())["dead_letters"] == []
+                        break
+                    await asyncio.sleep(0.01)
+            waiting = tasks.start(page(), name="page")
+            await asyncio.sleep(0)
+            waiting.cancel()  # before its thread begins, or while it reads: the place is free in the end
+            await asyncio.wait([waiting])
+        await keeper.close()
+
+    service.call(leave)
 
 
 @pytest.mark.parametrize(("method", "body", "together"), [("GET", None, 2), ("POST", _pointers(0), 1)])

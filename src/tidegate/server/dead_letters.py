@@ -15,7 +15,7 @@ import threading
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -201,10 +201,13 @@ class DatabaseDeadLetters:
             _filter_of(hub, group, wanted), status=None if is_any else DeadLetterStatus(wanted.status)
         )
         behind = parse_place(wanted.after) if wanted.after else None
-        async with self._turn(hub):
+        async with self._turn(hub) as places:
             # One more than is shown, to know whether there is another page.
             found = await self._database.ask(
-                lambda database: DeadLetterPages(database).page(chosen, behind=behind, limit=wanted.limit + 1)
+                lambda database: DeadLetterPages(database).page(
+                    chosen, behind=behind, limit=wanted.limit + 1
+                ),
+                when_ended=places.pop_all().close,  # the thread reads on when the client has gone
             )
         shown, is_more = found[: wanted.limit], len(found) > wanted.limit
         return {
@@ -322,8 +325,11 @@ class DatabaseDeadLetters:
         return {"closed": run.closed, "is_complete": run.is_complete}
 
     @asynccontextmanager
-    async def _turn(self, hub: EventHub) -> AsyncIterator[None]:
-        """Counts a request. Raises ServerBusyError if too many are in progress, and OperationTimeoutError."""
+    async def _turn(self, hub: EventHub) -> AsyncIterator[ExitStack]:
+        """Counts a request. Raises ServerBusyError if too many are in progress, and OperationTimeoutError.
+
+        Yields what gives its places back; to keep them for longer, take that with ``pop_all``.
+        """
         if share_left(hub.name, self._in_progress.items(), REQUESTS_MAX) <= 0:
             raise ServerBusyError(
                 "Too many requests about dead letters are in progress.",
@@ -332,9 +338,13 @@ class DatabaseDeadLetters:
             )
         self._in_progress[hub.name] += 1
         work = self._work.setdefault(hub.name, asyncio.Semaphore(HUB_WORK_MAX))
+        places = ExitStack()
+        places.callback(self._leave, hub.name)
         try:
-            async with asyncio.timeout(ANSWER_S_MAX), work:
-                yield
+            async with asyncio.timeout(ANSWER_S_MAX):
+                await work.acquire()
+                places.callback(work.release)
+                yield places
         except TimeoutError as error:
             raise OperationTimeoutError(
                 f"The database did not answer within {ANSWER_S_MAX:g} s; what was asked may still be done.",
@@ -348,8 +358,11 @@ class DatabaseDeadLetters:
                 ) from error
             raise DatabaseError("The database of dead letters failed; the service's log says how.") from error
         finally:
-            self._in_progress[hub.name] -= 1
-            self._in_progress += Counter()  # without those at zero
+            places.close()
+
+    def _leave(self, hub: str) -> None:
+        self._in_progress[hub] -= 1
+        self._in_progress += Counter()  # without those at zero
 
 
 def _filter_of(

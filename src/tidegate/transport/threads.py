@@ -20,13 +20,25 @@ class Threads:
         self._turns = asyncio.Semaphore(count)
         self._name = name
 
-    async def run(self, call: Callable[[], T], *, release: Callable[[T], None] | None = None) -> T:
+    async def run(
+        self,
+        call: Callable[[], T],
+        *,
+        release: Callable[[T], None] | None = None,
+        when_ended: Callable[[], None] = lambda: None,
+    ) -> T:
         """Run ``call`` in a thread and return its result.
 
+        when_ended: called on the event loop once the call has ended, or will not begin.
         Cancellation: the call continues and occupies its slot until it ends. Its result is passed to
         ``release``, which must not raise and runs in a thread.
         """
-        future = await self._begin(call)
+        try:
+            future = await self._begin(call)
+        except BaseException:
+            when_ended()
+            raise
+        future.add_done_callback(lambda _: when_ended())
         try:
             await asyncio.wait([future])  # cancellation does not reach the call's future
         except asyncio.CancelledError:

@@ -62,9 +62,14 @@ class LazyDatabase:
         """The URL with its password, for a process that needs it."""
         return self._url
 
-    async def ask(self, question: Callable[[Database], T]) -> T:
-        """Run ``question`` in a thread. Raises what it raises, and what opening the database raises."""
-        return await self._threads.run(lambda: question(self._open()))
+    async def ask(
+        self, question: Callable[[Database], T], *, when_ended: Callable[[], None] = lambda: None
+    ) -> T:
+        """Run ``question`` in a thread. Raises what it raises, and what opening the database raises.
+
+        when_ended: as of ``Threads.run``: a cancelled question occupies its thread until it ends.
+        """
+        return await self._threads.run(lambda: question(self._open()), when_ended=when_ended)
 
     async def count(self, question: Callable[[Database], T]) -> T:
         """As ``ask``, in other threads, for slow queries."""
