@@ -12,6 +12,7 @@ import pytest
 from tests.client.fake_service import FakeService, until
 
 from tidegate.client import EventHubProducer, FailedEvents, RetryPolicy, SendFailedError
+from tidegate.client import producer as producer_module
 from tidegate.model.errors import (
     BrokenError,
     ClosedError,
@@ -145,6 +146,26 @@ async def test_events_without_a_key_linger_while_any_batch_is_in_flight(service:
         assert service.batch_sizes == [1]
         service.acknowledge()
         await until(lambda: service.batch_sizes == [1, 4])
+
+
+async def test_events_wait_for_their_partition_while_many_batches_are_unacknowledged(
+    idempotent_service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a service that is behind would get a batch for each event, and fall further behind."""
+    monkeypatch.setattr(producer_module, "_UNACKNOWLEDGED_MAX", 2)
+    service = idempotent_service
+    async with _producer(service, linger_ms=1.0) as producer:
+        await producer.start()
+        service.is_acknowledging = False
+        for partition_id in ("0", "1"):
+            producer.enqueue_nowait(EventData(b"x"), partition_id=partition_id)
+        await until(lambda: service.batch_sizes == [1, 1])
+        for _ in range(4):
+            producer.enqueue_nowait(EventData(b"x"), partition_id="0")
+            await asyncio.sleep(0.003)
+        assert service.batch_sizes == [1, 1]
+        service.acknowledge()
+        await until(lambda: service.batch_sizes == [1, 1, 4])
 
 
 async def test_lingering_events_leave_by_themselves(idempotent_service: FakeService) -> None:

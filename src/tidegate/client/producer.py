@@ -50,6 +50,9 @@ _BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Our choice: a second of a fast producer, and small compared to a machine's memory."""
 _LINGER_MS: Final = 5.0
 """Our choice: too short for people to notice, and long enough to fill batches from a steady stream."""
+_UNACKNOWLEDGED_MAX: Final = 32
+"""Batches without an acknowledgement from which on an event waits for its partition's, not for ``linger_ms``
+alone. Our choice: more than a few partitions have at full speed, fewer than make a busy service busier."""
 _PARTITIONS_READ_S: Final = 30.0
 """Time between looks for added partitions while events are sent. Our choice: as hosts, at their default."""
 _KEYS_REMEMBERED: Final = 65_536
@@ -94,7 +97,8 @@ class EventHubProducer(AsyncClosing):
 
         publisher: send as this named publisher; the credential may then be valid for it alone.
         linger_ms: how long a buffered event may wait for its batch to fill, while earlier events of its
-        partition (without a key: any events) are not acknowledged; otherwise it leaves at once.
+        partition (without a key: any events) are not acknowledged; otherwise it leaves at once. While many
+        batches are not acknowledged, it waits for its partition's instead, so that a busy service gets fewer.
         batch_bytes_max: maximum encoded bytes per batch. buffer_bytes_max: maximum encoded bytes of
         unacknowledged buffered events.
         is_idempotent: number batches if the service supports it. on_error: called on the event loop with each
@@ -122,6 +126,7 @@ class EventHubProducer(AsyncClosing):
         """What gives events the context of the current span; None: this process has no tracer provider."""
         self._turn = 0
         self._buffered_bytes = 0
+        self._unacknowledged = 0  # batches
         self._changed = asyncio.Event()
         """Set whenever a batch is done, to wake callers that wait for room or for a flush."""
         self._failed: list[FailedEvents] = []
@@ -212,12 +217,11 @@ class EventHubProducer(AsyncClosing):
         if batch.partition_id is not None and batch.partition_id not in self._lanes_by_id:
             await self._add_partitions()
         lane = self._lane_for(batch.partition_key, batch.partition_id)
-        self._turn += 1
         self._seal(lane)  # events enqueued before for this partition are sent first
         outgoing = OutgoingBatch(batch.parts, batch.size_bytes)
         outgoing.acknowledged = asyncio.get_running_loop().create_future()
         self._buffered_bytes += outgoing.size_bytes
-        lane.sender.submit(outgoing)
+        self._submit(lane, outgoing)
         try:
             await outgoing.acknowledged
         except asyncio.CancelledError:
@@ -463,11 +467,16 @@ class EventHubProducer(AsyncClosing):
             if lane.sender.is_idle if is_keyed else self._is_all_in(lane):
                 lane.linger = loop.call_soon(self._seal, lane)  # with what else is buffered in this turn
             else:
-                lane.linger = loop.call_later(self._linger_s, self._seal, lane)
+                lane.linger = loop.call_later(self._linger_s, self._end_linger, lane)
 
     def _is_all_in(self, lane: _Lane) -> bool:
         """Whether all that is not acknowledged is still in this lane's batch: no lane has one in flight."""
         return self._buffered_bytes == lane.accumulator.size_bytes
+
+    def _end_linger(self, lane: _Lane) -> None:
+        """The batch leaves, or stays open until its partition's acknowledgement while many are missing."""
+        if lane.sender.is_idle or self._unacknowledged < _UNACKNOWLEDGED_MAX:
+            self._seal(lane)
 
     def _on_idle(self, lane: _Lane) -> None:
         """What waits for an acknowledgement leaves with it."""
@@ -483,8 +492,12 @@ class EventHubProducer(AsyncClosing):
             lane.linger = None
         size_bytes = lane.accumulator.size_bytes
         if size_bytes:
-            lane.sender.submit(OutgoingBatch(lane.accumulator.take(), size_bytes))
-            self._turn += 1
+            self._submit(lane, OutgoingBatch(lane.accumulator.take(), size_bytes))
+
+    def _submit(self, lane: _Lane, batch: OutgoingBatch) -> None:
+        self._unacknowledged += 1
+        self._turn += 1
+        lane.sender.submit(batch)
 
     async def _wait_room(self) -> None:
         while self._buffered_bytes >= self._buffer_bytes_max:
@@ -495,6 +508,7 @@ class EventHubProducer(AsyncClosing):
 
     def _on_done(self, batch: OutgoingBatch) -> None:
         self._buffered_bytes -= batch.size_bytes
+        self._unacknowledged -= 1
         self._changed.set()
 
     def _on_failed(self, failed: FailedEvents) -> None:
