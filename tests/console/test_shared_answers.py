@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
+from tests.support.clocks import SetClock
 
 from tidegate.console.frame import shared_answers
 from tidegate.console.frame.shared_answers import SharedAnswers
@@ -49,3 +52,35 @@ async def test_what_lacks_a_part_is_not_kept() -> None:
 
     assert [await answers.ask("all", work, at_most_s=None) for _ in range(4)] == [0, 1, 2, 2]
     await answers.close()
+
+
+async def test_what_is_out_of_date_is_dropped_before_it_is_asked_for_again() -> None:
+    """Protects memory: live pages that are closed again leave no text; what may still be used stays."""
+    clock, kept_s = SetClock(), 1 / 64
+    answers: SharedAnswers[str, _Text] = SharedAnswers(clock, kept_s=kept_s, is_work_counted=False)
+
+    async def ask(name: str) -> weakref.ref[_Text]:
+        async def draw() -> _Text:
+            return _Text(name)
+
+        found = await answers.ask(name, draw, at_most_s=None)
+        assert found is not None
+        return weakref.ref(found)
+
+    async with asyncio.timeout(30):
+        first = await ask("first")
+        clock.advance(kept_s)
+        second = await ask("second")
+        while first() is not None:
+            await asyncio.sleep(kept_s)
+            gc.collect()
+        assert second() is not None
+        clock.advance(kept_s)
+        while second() is not None:
+            await asyncio.sleep(kept_s)
+            gc.collect()
+    await answers.close()
+
+
+class _Text(str):
+    """Can be watched."""

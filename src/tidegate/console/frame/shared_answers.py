@@ -60,6 +60,8 @@ class SharedAnswers(Generic[K, T]):
         self._kept_s = kept_s
         self._tasks = tasks or TaskOwner("console answers")
         self._answers: OrderedDict[K, _Answer[T]] = OrderedDict()
+        self._look: asyncio.TimerHandle | None = None
+        """The next look for answers that are out of date."""
 
     async def ask(
         self, key: K, work: Callable[[], Coroutine[Any, Any, T]], *, at_most_s: float | None
@@ -70,8 +72,7 @@ class SharedAnswers(Generic[K, T]):
         """
         now_s = self._clock.monotonic()
         answer = self._answers.get(key)
-        share = WORK_SHARE if self._is_work_counted else 0
-        if answer is None or not answer.is_kept(now_s, self._kept_s, share):
+        if answer is None or not self._is_kept(answer, now_s):
             if self._tasks.task_count >= _ANSWERS_MAX:
                 raise ServerBusyError(
                     f"{_ANSWERS_MAX} questions to the database wait for their answers, the most that the "
@@ -99,10 +100,29 @@ class SharedAnswers(Generic[K, T]):
 
     async def close(self) -> None:
         """Cancel running computations."""
+        if self._look is not None:
+            self._look.cancel()
         await self._tasks.close()
 
     def _note_end(self, answer: _Answer[T]) -> None:
         answer.ended_s = self._clock.monotonic()
+        if self._look is None:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(self._kept_s, self._drop_old)
+
+    def _drop_old(self) -> None:
+        """Do not wait until they are asked for again: drawn pages that are closed would stay in memory."""
+        self._look = None
+        now_s = self._clock.monotonic()
+        for key in [key for key, answer in self._answers.items() if not self._is_kept(answer, now_s)]:
+            del self._answers[key]
+        if self._answers:
+            self._look_later()
+
+    def _is_kept(self, answer: _Answer[T], now_s: float) -> bool:
+        return answer.is_kept(now_s, self._kept_s, WORK_SHARE if self._is_work_counted else 0)
 
 
 async def _outcome_of(work: Coroutine[Any, Any, T]) -> T | TidegateError:
