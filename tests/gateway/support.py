@@ -40,7 +40,7 @@ class FakeOwner:
         self.unacknowledged_bytes_max = 100_000
         self.idle_limits = idle_limits
         self.budget = MemoryBudget(1 << 40)
-        self.sliced_work = SlicedWork()
+        self.sliced_work = SlicedWork(None, self.budget)
         self.management = ManagementService(broker, self.sliced_work)
         self.unacknowledged_bytes = 0
         self.ended: list[ConnectionHandler] = []

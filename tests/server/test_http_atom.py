@@ -290,7 +290,7 @@ def test_long_feeds_of_names_leave_turns(
     assert atom.names(f"/{hub}/consumergroups") == ["$Default", "g0", "g1", "g2"]
     hubs = atom.names("/$Resources/EventHubs")
     assert [len(each) for each in steps] == [3, 4, len(hubs)], "each entry is a step"
-    assert all(isinstance(item, str) for each in steps for item in each), "and is formatted in it"
+    assert all(isinstance(item, bytes) for each in steps for item in each), "and is encoded in it"
 
 
 def test_who_may(service: HubService) -> None:

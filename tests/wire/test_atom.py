@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.wire.atom import AtomEntry, format_feed, parse_description
+from tidegate.wire.atom import AtomEntry, feed_ends, parse_description
 
 SERVICE_BUS = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 KIND = "EventHubDescription"
@@ -90,9 +90,7 @@ def test_names_cannot_leave_their_place() -> None:
     """What a client has chosen is text in every document, whatever characters it has."""
     name = '<a b="c">&\''
     entry = AtomEntry("/hub/x", name, "RevokedPublisherDescription", {"Name": name}, 0)
-    for text in (
-        entry.format('h"o<st&'),
-        format_feed('h"o<st&', "/hub", name, [entry.format('h"o<st&', is_whole=False)], 0),
-    ):
+    head, tail = feed_ends('h"o<st&', "/hub", name, 0)
+    for text in (entry.format('h"o<st&'), head + entry.format('h"o<st&', is_whole=False) + tail):
         root = ElementTree.fromstring(text)
         assert {each.text for each in root.iter(f"{{{SERVICE_BUS}}}Name")} == {name}

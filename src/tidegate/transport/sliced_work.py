@@ -7,10 +7,12 @@ ms for it (``sys.getswitchinterval``).
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.turns import Share, Turns
 
 T = TypeVar("T")
@@ -56,9 +58,10 @@ class SlicedWork:
     an address that causes much of such work waits for the others.
     """
 
-    def __init__(self, turns: Turns | None = None) -> None:
-        """turns: None does all work immediately."""
+    def __init__(self, turns: Turns | None = None, budget: MemoryBudget | None = None) -> None:
+        """turns: None does all work immediately. budget: counts large results, as who asks for them does."""
         self._turns = turns
+        self.budget = budget or MemoryBudget(sys.maxsize)
         self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     def alone(self, key: Hashable) -> asyncio.Lock:

@@ -9,7 +9,7 @@ Source: Azure "Event Hubs service REST", "Create Event Hub", "Get revoked publis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
@@ -62,14 +62,15 @@ class AtomEntry:
         )
 
 
-def format_feed(host: str, path: str, title: str, entries: Iterable[str], updated_at_ms: int) -> str:
-    """A feed of ``entries``, formatted as parts of one; ``path`` as in ``AtomEntry``."""
-    link, listed = f"https://{host}{path}", "".join(entries)
-    return (
+def feed_ends(host: str, path: str, title: str, updated_at_ms: int) -> tuple[str, str]:
+    """What a feed has before and behind its formatted entries; ``path`` as in ``AtomEntry``."""
+    link = f"https://{host}{path}"
+    head = (
         f'<feed xmlns="{_ATOM}"><title type="text">{escape(title)}</title><id>{escape(link)}</id>'
         f"<updated>{format_time(updated_at_ms)}</updated>"
-        f'<link rel="self" href={quoteattr(link)}/>{listed}</feed>'
+        f'<link rel="self" href={quoteattr(link)}/>'
     )
+    return head, "</feed>"
 
 
 def format_time(at_ms: int) -> str:

@@ -9,43 +9,59 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
+from tidegate.amqp.types import Encoded
 from tidegate.broker import EventHub, Partition, current_actor
 from tidegate.transport.at_once import at_once
+from tidegate.transport.counted_body import CountedBody, counted
 from tidegate.transport.peers import site_at
 from tidegate.transport.sliced_work import SlicedWork
 
 T = TypeVar("T")
 
-ROW_BYTES: Final = 1024
-_HISTORY_BYTES: Final = 100
-"""Approximate memory of a row, and of each history in it, until the answer is made (measured: 0.6 KB, and 46
-to 82 bytes)."""
-
-
-def partition_rows_bytes(event_hub: EventHub) -> int:
-    """Approximate memory of the rows of all partitions."""
-    known = (partition.known_bounds for partition in event_hub.partitions)
-    return sum(ROW_BYTES + _HISTORY_BYTES * len(each.histories) if each else ROW_BYTES for each in known)
+ROW_BYTES: Final = 128
+"""Of a row, besides its encoded bytes (CPython 3.11)."""
 
 
 async def each_partition(
     event_hub: EventHub, row: Callable[[Partition], Coroutine[Any, Any, T]], sliced_work: SlicedWork
 ) -> list[T]:
-    """``row`` of each partition, in order, in slices on behalf of the actor's address. Raises what it raises.
+    """``row`` of each partition, in order; otherwise as ``in_slices``. Raises what it raises as well.
 
-    row: should hardly ever wait. Cancellation: no effect.
+    row: should hardly ever wait.
     """
     rows = (at_once(row(partition)) for partition in event_hub.partitions)
-    found: list[T | Awaitable[T]] = await in_slices(rows, sliced_work)
-    return [await each if isinstance(each, Awaitable) else each for each in found]
+    with counted(_no_body, sliced_work.budget) as held:
+        found: list[T | Awaitable[T]] = await _collected(rows, sliced_work, held)
+        return [await each if isinstance(each, Awaitable) else each for each in found]
 
 
 async def in_slices(rows: Iterator[T | None], sliced_work: SlicedWork) -> list[T]:
     """All rows but None, in slices on behalf of the actor's address. There a policy has one list at a time,
-    however many requests it sends, and with which others. Cancellation: no effect."""
+    however many requests it sends, and with which others. Until the list is whole, its rows count in the
+    memory for clients. Cancellation: no effect.
+
+    Raises ServerBusyError if that memory is exhausted and this list holds most.
+    """
+    with counted(_no_body, sliced_work.budget) as held:
+        return await _collected(rows, sliced_work, held)
+
+
+async def _collected(rows: Iterator[T | None], sliced_work: SlicedWork, held: CountedBody) -> list[T]:
     actor = current_actor()
     address = site_at(actor.peer.address)
     # One of several policies: twelve have 4,095 combinations.
     policy = min(((grant.scope, grant.policy_name) for grant in actor.grants), default=None)
     async with nullcontext() if policy is None else sliced_work.alone((policy, address)):
-        return await sliced_work.collect(rows, address=address)
+        return await sliced_work.collect(_each_counted(rows, held), address=address)
+
+
+def _each_counted(rows: Iterator[T], held: CountedBody) -> Iterator[T]:
+    for row in rows:
+        if row is not None:
+            data = row.data if isinstance(row, Encoded) else row
+            held.add(ROW_BYTES + (len(data) if isinstance(data, bytes) else 0))
+        yield row
+
+
+async def _no_body() -> dict[str, object]:
+    raise AssertionError("only what is added counts")

@@ -17,7 +17,7 @@ from tidegate.amqp.message import MessageId
 from tidegate.amqp.types import Encoded
 from tidegate.broker import Actor, Broker, Claim, EventHub, Partition, acting_as
 from tidegate.gateway.administration.operations import OPERATIONS, Call, Operation
-from tidegate.gateway.administration.partition_lists import each_partition, partition_rows_bytes
+from tidegate.gateway.administration.partition_lists import each_partition
 from tidegate.gateway.amqp.claims import ConnectionClaims
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
@@ -47,8 +47,6 @@ class PendingAnswer:
     """Call it once, to await the encoded response; raises as ``ManagementService.handle``."""
     is_read: bool
     """Whether it changes nothing, so that it can be cancelled."""
-    rows_bytes: int = 0
-    """Approximate memory of the rows of a list, until the response is there."""
 
 
 class ManagementService:
@@ -99,10 +97,8 @@ class ManagementService:
             if isinstance(answer, Coroutine):
                 answer = at_once(answer)
         if isinstance(answer, Awaitable):
-            is_list = operation.operation_id == "listPartitions"
-            rows_bytes = partition_rows_bytes(call.event_hub) if is_list else 0
             finish = partial(self._finish, operation, answer, message_id, actor)
-            return PendingAnswer(finish, is_read=operation.method == "GET", rows_bytes=rows_bytes)
+            return PendingAnswer(finish, is_read=operation.method == "GET")
         return encode_response(message_id, operation.status, answer)
 
     async def _finish(
@@ -126,15 +122,13 @@ class ManagementService:
             answer = at_once(self._read_entity(event_hub, wanted, message_id))
         if isinstance(answer, bytes):
             return answer
-        is_list = wanted.operation is management.Operation.QUERY_PARTITIONS
-        rows_bytes = partition_rows_bytes(event_hub) if is_list else 0
 
         async def finish() -> bytes:
             response = await answer
             claims.require(path, None, token=wanted.security_token)
             return response
 
-        return PendingAnswer(finish, is_read=True, rows_bytes=rows_bytes)
+        return PendingAnswer(finish, is_read=True)
 
     async def _read_entity(
         self, event_hub: EventHub, wanted: ManagementRequest, message_id: MessageId | None

@@ -57,8 +57,6 @@ class RequestNodes:
         self.response_links = _ResponseLinks()
         self.waiting = _WaitingResponses(owner.add_held)
         self._in_progress = 0
-        self._rows: Counter[int] = Counter()
-        """Sizes of the lists in progress."""
         self._reads: set[asyncio.Task[None]] = set()
         self._late: dict[object, tuple[_Route, InvalidKeyError, int]] = {}
         """Wrong keys whose answers are delayed, with the bytes of their requests."""
@@ -96,7 +94,7 @@ class RequestNodes:
         if isinstance(answer, bytes):
             self._respond(route, answer)
             return True
-        self._count(len(payload), answer.rows_bytes, 1)
+        self._count(len(payload), 1)
         finishing = self._finish(route, answer, len(payload), on_answered)
         task = self._owner.start_task(finishing, f"{kind.value} request")
         if answer.is_read:
@@ -104,14 +102,10 @@ class RequestNodes:
             task.add_done_callback(self._reads.discard)
         return False
 
-    def _count(self, payload_bytes: int, rows_bytes: int, change: int) -> None:
-        """A request is in progress (change: 1), or no longer (-1). Of lists, only the largest has rows: the
-        others wait for their turn (``in_slices``)."""
+    def _count(self, payload_bytes: int, change: int) -> None:
+        """A request is in progress (change: 1), or no longer (-1)."""
         self._in_progress += change
-        before = max(self._rows, default=0)
-        self._rows[rows_bytes] += change
-        self._rows += Counter()  # without those at zero
-        self._owner.add_held(change * payload_bytes + max(self._rows, default=0) - before)
+        self._owner.add_held(change * payload_bytes)
 
     def _check_in_progress(self) -> None:
         if self._in_progress >= _IN_PROGRESS_MAX:
@@ -138,7 +132,7 @@ class RequestNodes:
         else:
             self._respond(route, response)
         finally:
-            self._count(payload_bytes, answer.rows_bytes, -1)
+            self._count(payload_bytes, -1)
         on_answered()
         self._owner.schedule_flush()
 

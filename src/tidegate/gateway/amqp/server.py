@@ -98,7 +98,7 @@ class AmqpGateway:
         )
         self.turns = self._server.turns
         """The turns in which connections are served."""
-        self.sliced_work = SlicedWork(self.turns)
+        self.sliced_work = SlicedWork(self.turns, self.budget)
         """Runs long work of all clients, whatever their protocol."""
         self.capture_statistics = capture_statistics
         self.management = ManagementService(broker, self.sliced_work, capture_statistics)

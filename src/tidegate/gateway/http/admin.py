@@ -26,6 +26,7 @@ from tidegate.gateway.administration.shapes import Shape, each_schema
 from tidegate.gateway.http.authorization import RequestAuthorizer, peer_of
 from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.errors import headers_for
+from tidegate.gateway.http.long_answers import LongAnswer
 from tidegate.gateway.http.openapi import openapi_document
 from tidegate.model.audience import NAMESPACE, entity_path
 from tidegate.model.capture import CaptureStatistics
@@ -45,6 +46,9 @@ from tidegate.wire.conditions import condition_for, error_description, http_stat
 
 TIMEOUT_S: Final = 60.0
 """Maximum time of a request. Our choice; deleting a large event hub takes longest."""
+
+_JSON: Final = "application/json"
+_NOT_CACHED: Final = {"Cache-Control": "no-store"}
 
 _log = logging.getLogger(__name__)
 
@@ -130,10 +134,11 @@ class Administration:
         dead_letters: DeadLetterKeeper | None = None,
     ) -> None:
         """capture_statistics: of each hub that is captured now, by name. sliced_work: for long lists.
-        budget: counts bodies of requests. dead_letters: None: the service has no database."""
+        budget: counts bodies of requests, and long lists. dead_letters: None: the service has no database."""
         self._broker = broker
         self._dead_letters = dead_letters
         self._sliced_work = sliced_work
+        self._budget = budget
         self._capture_statistics = capture_statistics
         self._endpoint = AdministrationEndpoint(broker, clock, admin_error_response, budget)
         self._document = ""
@@ -179,7 +184,7 @@ class Administration:
                     wanted,
                     is_manager,
                     self._sliced_work,
-                    encode_row=_json_text,
+                    encode_row=lambda row: _json_text(row).encode(),
                     dead_letters=self._dead_letters,
                 )
             )
@@ -189,7 +194,16 @@ class Administration:
             if operation.answer is None:
                 return Response(status_code=operation.status)
             if operation.is_long_list:
-                return _text_response(f"[{', '.join(cast(list[str], value))}]", operation.status)
+                return LongAnswer(
+                    cast(list[bytes], value),
+                    self._budget,
+                    head=b"[",
+                    between=b", ",
+                    tail=b"]",
+                    status_code=operation.status,
+                    headers=_NOT_CACHED,
+                    media_type=_JSON,
+                )
             return _json_response(value, operation.status)
 
         hub = None if operation.is_of_namespace else parameters.get("hub")
@@ -214,16 +228,12 @@ def admin_error(
 
 
 def _json_response(value: object, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return _text_response(_json_text(value), status, headers)
+    return Response(_json_text(value), status, _NOT_CACHED | dict(headers or {}), _JSON)
 
 
 def _json_text(value: object) -> str:
     # Not orjson, which cannot encode integers beyond 64 bits: a setting may be one.
     return json.dumps(value, ensure_ascii=False)
-
-
-def _text_response(body: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
 
 
 async def _read_body(request: Request, bytes_max: int) -> bytes:

@@ -32,6 +32,7 @@ from tidegate.gateway.administration.partition_lists import each_partition, in_s
 from tidegate.gateway.http.admin import AdministrationEndpoint
 from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.errors import response_for
+from tidegate.gateway.http.long_answers import LongAnswer
 from tidegate.model.clock import Clock
 from tidegate.model.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from tidegate.model.hosts import host_of
@@ -42,7 +43,7 @@ from tidegate.wire.atom import (
     ENTRY_TYPE,
     FEED_TYPE,
     AtomEntry,
-    format_feed,
+    feed_ends,
     format_time,
     parse_description,
 )
@@ -83,8 +84,8 @@ class _Call:
         raise NotFoundError(f"The event hub {self.event_hub.name!r} has no such consumer group.")
 
 
-Contents = AtomEntry | Sequence[str] | None
-"""An entry, a feed of formatted entries, or nothing."""
+Contents = AtomEntry | Sequence[bytes] | None
+"""An entry, a feed of encoded entries, or nothing."""
 
 Answer = Contents | Coroutine[Any, Any, Contents]
 
@@ -106,8 +107,9 @@ class AtomAdministration:
     def __init__(
         self, broker: Broker, *, clock: Clock, sliced_work: SlicedWork, budget: MemoryBudget
     ) -> None:
-        """sliced_work: for long feeds. budget: counts bodies of requests."""
+        """sliced_work: for long feeds. budget: counts them, and bodies of requests."""
         self._sliced_work = sliced_work
+        self._budget = budget
         self._broker = broker
         self._clock = clock
         self._endpoint = AdministrationEndpoint(broker, clock, response_for, budget)
@@ -149,7 +151,8 @@ class AtomAdministration:
             return Response(answer.format(host), 201 if is_created else 200, media_type=ENTRY_TYPE)
         path: str = request.scope["path"]
         title, now_ms = path.rpartition("/")[2], int(self._clock.now_utc().timestamp() * 1000)
-        return Response(format_feed(host, quote(path), title, answer, now_ms), media_type=FEED_TYPE)
+        head, tail = feed_ends(host, quote(path), title, now_ms)
+        return LongAnswer(answer, self._budget, head=head.encode(), tail=tail.encode(), media_type=FEED_TYPE)
 
 
 def _host_of(request: Request) -> str:
@@ -257,9 +260,10 @@ def _event_hub(event_hub: EventHub) -> AtomEntry:
     )
 
 
-async def _feed(call: _Call, entries: Iterable[AtomEntry]) -> Sequence[str]:
+async def _feed(call: _Call, entries: Iterable[AtomEntry]) -> Sequence[bytes]:
     """A feed of entries that are made and formatted in slices: a hub may have thousands."""
-    return await in_slices((each.format(call.host, is_whole=False) for each in entries), call.sliced_work)
+    rows = (each.format(call.host, is_whole=False).encode() for each in entries)
+    return await in_slices(rows, call.sliced_work)
 
 
 def _consumer_groups(call: _Call) -> Answer:
@@ -278,9 +282,9 @@ def _consumer_group(hub: EventHubDescription, name: str) -> AtomEntry:
     )
 
 
-async def _partitions(call: _Call) -> Sequence[str]:
-    async def row(partition: Partition) -> str:
-        return (await _partition(call, partition)).format(call.host, is_whole=False)
+async def _partitions(call: _Call) -> Sequence[bytes]:
+    async def row(partition: Partition) -> bytes:
+        return (await _partition(call, partition)).format(call.host, is_whole=False).encode()
 
     return await each_partition(call.event_hub, row, call.sliced_work)
 
