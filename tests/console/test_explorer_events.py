@@ -367,6 +367,31 @@ async def test_tails_of_the_same_events_read_them_once(broker: Broker, events: B
     assert late.shown == [0, 2]
 
 
+async def test_few_live_pages_read_at_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects memory: 64 pages with filters of their own held a batch of each partition at once, 0.9 GB of
+    events of 0.9 MB in 16 partitions."""
+    monkeypatch.setattr("tidegate.console.explorer.events._READERS_MAX", 2)
+    events, hub = BrokerEvents(broker), await make_hub(broker, 1)
+    reading = most = 0
+    fitting = BrokerEvents._fitting
+
+    async def slow(self: BrokerEvents, *found: Any) -> list[ExploredEvent]:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        reading -= 1
+        return await fitting(self, *found)
+
+    monkeypatch.setattr(BrokerEvents, "_fitting", slow)
+    tails = [events.tail(EventQuery("hub", count=count), list) for count in range(1, 7)]
+    await append(hub, 0, EventData(b"a"))
+    await asyncio.gather(*(tail.refresh() for tail in tails))
+    assert [len(tail.shown) for tail in tails] == [1] * 6
+    assert most == 2
+
+
 async def test_a_page_that_ends_takes_no_events_from_others(
     broker: Broker, events: BrokerEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ _THREADS_MAX: Final = 2
 """Threads that filter events; the other CPU cores are left to the service."""
 
 _READERS_MAX: Final = 8
-"""Pages read concurrently, each of which may briefly hold about 50 MB; others wait."""
+"""Pages read concurrently, and as many live ones, each of which may briefly hold about 50 MB; others wait."""
 
 _WHOLE_EVENTS_MAX: Final = 2
 """Whole events that are decoded and shown at once. Our choice: each may take seconds, and 100 MB."""
@@ -72,6 +72,7 @@ class BrokerEvents:
         self.broker = broker
         self._threads = asyncio.Semaphore(_THREADS_MAX)
         self._readers = asyncio.Semaphore(_READERS_MAX)
+        self._live_readers = asyncio.Semaphore(_READERS_MAX)
         self.whole_events = asyncio.Semaphore(_WHOLE_EVENTS_MAX)
         """Hold it while an event is decoded and shown."""
         self._first_times = FirstTimes()
@@ -133,7 +134,9 @@ class BrokerEvents:
         key = (hub, query.partition_id, query.filter, query.count, show)
         source: _TailSource[T] | None = self._tail_sources.get(key)
         if source is None:
-            source = _TailSource(lambda: partitions_of(hub, query.partition_id), query, self._fitting, show)
+            source = _TailSource(
+                lambda: partitions_of(hub, query.partition_id), query, self._fitting, show, self._live_readers
+            )
             self._tail_sources[key] = source
         return EventTail(source)
 
@@ -269,13 +272,16 @@ class _TailSource(Generic[T]):
         query: EventQuery,
         fitting: Callable[[Sequence[StoredEvent], EventFilter], Awaitable[list[ExploredEvent]]],
         show: Show[T],
+        readers: asyncio.Semaphore,
     ) -> None:
-        """find_partitions: those to show now; later ones at the end are shown from their beginning."""
+        """find_partitions: those to show now; later ones at the end are shown from their beginning. readers:
+        held while events are read."""
         self._find_partitions = find_partitions
         self._filter = query.filter
         self._fitting = fitting
         self._count = query.count
         self._show = show
+        self._readers = readers
         self._bytes = 0
         self._refreshing = asyncio.Lock()
         self.shown: deque[tuple[EventPlace, int, T]] = deque()
@@ -291,7 +297,7 @@ class _TailSource(Generic[T]):
 
     async def refresh(self) -> None:
         """See ``EventTail.refresh``."""
-        async with self._refreshing:
+        async with self._refreshing, self._readers:
             merge, ends = Merge(Way.NEWER), self._begin()
             for partition, end in ends:
                 merge.add_range(partition, self.ends[int(partition.partition_id)], end)
