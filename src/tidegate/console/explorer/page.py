@@ -127,16 +127,17 @@ class ExplorerPages(Pages):
         form = self._form(request)
         context = self._context(form)
         problem: TidegateError | None = None
+        kept = 0
         try:
-            _ = form.query(now_utc=request.state.now), form.columns
+            kept, _ = form.live_query(now_utc=request.state.now).count, form.columns
         except InvalidArgumentError as error:
             problem = error
-        return problem_page(request, "explorer/live.html", problem, **context)
+        return problem_page(request, "explorer/live.html", problem, **context, kept=kept)
 
     @get("/console/live/hubs/{hub}/explorer")
     async def stream(self, request: Request) -> Response:
         form = self._form(request)
-        query, columns = form.query(now_utc=request.state.now), form.columns
+        query, columns = form.live_query(now_utc=request.state.now), form.columns
         tail = self.events.tail(query, _LiveRows(columns))
         draw = self.console.streams.draw
         is_over = False

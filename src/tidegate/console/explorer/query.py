@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -11,7 +11,13 @@ from urllib.parse import quote, urlencode
 from starlette.datastructures import QueryParams
 
 from tidegate.console.explorer.json_test import JsonTest, parse_paths
-from tidegate.console.explorer.values import EVENTS_PER_PAGE_MAX, EventCursor, EventFilter, EventQuery
+from tidegate.console.explorer.values import (
+    EVENTS_PER_PAGE_MAX,
+    LIVE_EVENTS_MAX,
+    EventCursor,
+    EventFilter,
+    EventQuery,
+)
 from tidegate.console.frame.forms import digits_of, sequence_number_of
 from tidegate.console.frame.paging import PAGE_SIZE
 from tidegate.model.errors import InvalidArgumentError
@@ -98,6 +104,11 @@ class ExplorerForm:
             ),
             _count(fields["count"]),
         )
+
+    def live_query(self, *, now_utc: datetime) -> EventQuery:
+        """The same with the last ``LIVE_EVENTS_MAX`` at most. Raises InvalidArgumentError."""
+        query = self.query(now_utc=now_utc)
+        return replace(query, count=min(query.count, LIVE_EVENTS_MAX))
 
     @property
     def cursor(self) -> EventCursor | None:
