@@ -25,7 +25,7 @@ test: $(STAMP)  ## set up and run the tests but those of `long`; prints loudly w
 	$(PYTEST) -m "not (faults or programs)" $(ARGS)
 
 LONG ?= faults or programs
-long: $(STAMP)  ## tests that run whole programs, or kill processes at random moments: minutes each; CI runs them
+long: $(STAMP)  ## tests that run whole programs, or kill processes at random moments: minutes each; CI runs some
 	$(READY)
 	$(PYTEST) -m "$(LONG)" $(ARGS)
 

@@ -82,6 +82,18 @@ def _markers_of_folder(path: Path) -> frozenset[str]:
     return frozenset(marker for place, marker in _OF_FOLDER.items() if f"{folder}/".startswith(f"{place}/"))
 
 
+PRODUCT: Final = [pytest.mark.programs, pytest.mark.repeats]
+"""Of parameters that combine what other tests have in pairs: neither `make test` nor CI has them."""
+MORE_SEEDS: Final = [pytest.mark.faults, pytest.mark.repeats]
+"""Of seeds beyond the first, which `make test` has."""
+
+
+def ci_has(argument: str, chosen: str, *others: str) -> pytest.MarkDecorator:
+    """Of a fixture's values, CI has the chosen one alone; for tests of ``faults`` or ``programs``."""
+    values = [chosen, *(pytest.param(other, marks=pytest.mark.repeats) for other in others)]
+    return pytest.mark.parametrize(argument, values, indirect=True)
+
+
 def markers_of(item: pytest.Item) -> frozenset[str]:
     """Those of MARKERS that the item carries."""
     return frozenset(marker.name for marker in item.iter_markers() if marker.name in MARKERS)

@@ -39,6 +39,7 @@ from tests.access.matrix import (
 from tests.access.support import RawHttp
 from tests.console.support import PlainBrowser
 from tests.gateway.blob_client import BlobClient
+from tests.needs import PRODUCT
 
 from tidegate.broker import Claim
 from tidegate.gateway.administration.operations import PREFIX
@@ -73,7 +74,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.programs)])
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=PRODUCT)])
 def test_http(service: HubService, share: int) -> None:
     """Publishing in all forms, every operation of both administrations, and the metrics."""
     endpoints = [*doors.publishing(), *doors.administration(), *doors.atom(), doors.metrics()]

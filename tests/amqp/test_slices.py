@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.amqp.pair import EnginePair
+from tests.needs import MORE_SEEDS
 
 from tidegate.amqp import connection as connection_module
 from tidegate.amqp.configuration import ConnectionConfiguration, Role
@@ -231,7 +232,7 @@ def _serve(
 
 
 @pytest.mark.parametrize(
-    "seed", [seed if seed < 7 else pytest.param(seed, marks=pytest.mark.faults) for seed in range(25)]
+    "seed", [seed if seed < 7 else pytest.param(seed, marks=MORE_SEEDS) for seed in range(25)]
 )
 @pytest.mark.parametrize("is_answering", [False, True])
 @pytest.mark.slow

@@ -201,6 +201,7 @@ def test_a_pipeline_is_run_stopped_killed_and_run_again(place: Place) -> None:
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_what_spark_tells_late_is_heard_all_the_same(place: Place) -> None:
@@ -219,6 +220,7 @@ def test_what_spark_tells_late_is_heard_all_the_same(place: Place) -> None:
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_step_that_raises_is_named_by_its_line(place: Place) -> None:
@@ -235,6 +237,7 @@ def test_a_step_that_raises_is_named_by_its_line(place: Place) -> None:
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_query_is_restarted_after_an_error_that_may_pass(place: Place) -> None:
@@ -290,6 +293,7 @@ def test_a_query_whose_planning_process_is_killed_is_restarted(place: Place) -> 
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_signal_that_ends_java_first_is_heard(place: Place) -> None:

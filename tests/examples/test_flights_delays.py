@@ -87,6 +87,7 @@ def _run(
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 def test_windows_hold_what_the_data_set_says(
     spark: SparkSession, hub_service: HubService, event_hub: str, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_windows_hold_what_the_data_set_says(
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 def test_what_comes_behind_the_watermark_changes_no_window(
     spark: SparkSession,
     hub_service: HubService,

@@ -134,6 +134,7 @@ def test_with_postgresql(tmp_path: Path, environment: dict[str, str], postgresql
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 def test_an_interrupt_leaves_no_child_and_the_next_run_goes_on(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

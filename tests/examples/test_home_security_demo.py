@@ -39,6 +39,7 @@ def _environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_every_figure_holds_after_a_crash(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_a_cluster_gets_the_example_as_a_users_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_checkpoint_may_be_a_url(tmp_path: Path, sqlite_url: str) -> None:

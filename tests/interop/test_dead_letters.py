@@ -81,6 +81,7 @@ def test_with_the_javascript_sdk(service: HubService, javascript_program: list[s
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 def test_with_the_java_sdk(service: HubService, java_program: list[str]) -> None:
     """azure-messaging-eventhubs and its blob store."""
     _check(service, java_program, "IllegalArgumentException")

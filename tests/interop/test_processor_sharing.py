@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from tests.interop.support import SdkTarget, target_of
+from tests.needs import ci_has
 from tests.support.blob_storage import BlobStorage
 
 from tidegate.client import EventHubProducer
@@ -41,6 +42,7 @@ _LEASE_S = 6.0
 
 pytestmark = [
     pytest.mark.programs,
+    ci_has("blob_storage", "tidegate", "azurite"),
     # On a loaded machine an official processor may leave sockets when it is closed (azure-eventhub 5.15.1).
     # They are asyncio's streams, as the warnings say, and ours opens none through those.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -297,7 +299,8 @@ async def test_both_sides_share_the_partitions(surroundings: Surroundings) -> No
     assert not surroundings.journal.faults
 
 
-@pytest.mark.parametrize("transport", ["plain", "tls"])  # by another name, and at another port
+# TLS is by another name, and at another port.
+@pytest.mark.parametrize("transport", [pytest.param("plain", marks=pytest.mark.repeats), "tls"])
 async def test_each_side_goes_on_from_the_others_checkpoints(surroundings: Surroundings) -> None:
     """The official processor, then ours, then the official one: nothing is lost, nothing comes twice."""
     for number, side in enumerate(("official", "ours", "official", "ours")):

@@ -90,9 +90,7 @@ def test_owner_levels(report: Lines) -> None:
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    "blob_storage", ["tidegate", pytest.param("azurite", marks=pytest.mark.repeats)], indirect=True
-)
+@pytest.mark.repeats
 def test_processors_with_checkpoints(
     class_path: str, hub_service: HubService, blob_storage: BlobStorage
 ) -> None:

@@ -47,6 +47,9 @@ SUBSET: dict[str, tuple[Transport, tuple[str, ...]]] = {
 }
 """Suite → how an ordinary run has it, and which cases (none: all). All together take 90 s at most."""
 
+_OF_CI = {"javascript-5", "raw-amqp", "rhea", "servicebus-0"}
+"""The other SDKs have tests of their own in ``make test``; proton takes a minute to compile."""
+
 _SKIPPED_WITHOUT_TOOLS = {"java-3", "java-5", "proton"}
 """They need a JDK and Maven, or a C compiler, which `.ci/run` does not install."""
 
@@ -59,7 +62,9 @@ def service() -> Iterator[SuiteService]:
 
 
 @pytest.mark.programs
-@pytest.mark.parametrize("name", SUBSET)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in _OF_CI else pytest.mark.repeats) for each in SUBSET]
+)
 def test_subset(service: SuiteService, name: str) -> None:
     """The clients of other people work as on the day when the table was made."""
     suite = all_suites()[name]

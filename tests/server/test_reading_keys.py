@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 from tests.console.support import PlainBrowser
 from tests.gateway.support import HOST, Pair
+from tests.needs import PRODUCT
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, SharedAccessPolicy
 from tidegate.console.app import page_routes
@@ -33,7 +34,7 @@ ACTORS = [(scope, name) for scope in SCOPES for name in (*POLICIES, ROOT_POLICY_
 """Hubs have a policy with the root policy's name, too, and with every right on the hub."""
 
 whole_or_part = pytest.mark.parametrize(
-    "is_whole", [pytest.param(False, id="part"), pytest.param(True, id="whole", marks=pytest.mark.programs)]
+    "is_whole", [pytest.param(False, id="part"), pytest.param(True, id="whole", marks=PRODUCT)]
 )
 """Every combination, of which there are some ten thousand; or those in which each two things meet."""
 

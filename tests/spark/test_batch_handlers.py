@@ -14,7 +14,9 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from tests.needs import ci_has
 from tests.spark.support import assert_exact, outcome_of, publish, readings, score
+from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.client.blocking.consumer import BlockingConsumer
 from tidegate.model.errors import InvalidArgumentError
@@ -86,6 +88,7 @@ class _Unlucky:
 
 
 @pytest.mark.programs
+@ci_has("database_url", "postgresql", "sqlite", "mariadb", *SQL_SERVERS)
 def test_a_function_over_batches_is_exactly_once(
     spark: SparkSession, hub_service: HubService, database_url: str, tmp_path: Path
 ) -> None:

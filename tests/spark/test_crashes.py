@@ -24,7 +24,7 @@ from tidegate.testing.hub import HubService
 pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900)]
 
 _KILLS = int(os.environ.get("TIDEGATE_KILLS", "4"))
-"""``make chaos-spark`` kills ten times; each start of a driver costs 12 s, so CI kills once."""
+"""``make chaos-spark`` kills ten times."""
 _DRIVER_TIMEOUT_S = 120
 _POLL_S = 0.1
 
@@ -52,10 +52,8 @@ class _Drivers:
             yield driver
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(_KILLS, marks=pytest.mark.repeats)])
-def test_kills_of_the_driver_leave_no_trace(
-    hub_service: HubService, sqlite_url: str, tmp_path: Path, kills: int
-) -> None:
+@pytest.mark.repeats
+def test_kills_of_the_driver_leave_no_trace(hub_service: HubService, sqlite_url: str, tmp_path: Path) -> None:
     """SIGKILL for the driver, its JVM and what else is in their group, at random moments.
 
     Spark's Python workers make a group of their own and may outlive their driver for a moment: zombies, which
@@ -69,7 +67,7 @@ def test_kills_of_the_driver_leave_no_trace(
     publish(hub_service.connection_string, hub, count)
     drivers = _Drivers(hub_service, hub, sqlite_url, tmp_path)
     position = 0
-    for _ in range(kills):
+    for _ in range(_KILLS):
         # A part of the work per life, so that every kill falls into the work and not behind it.
         position += 1 + rng.randrange(count // (_KILLS + 2))
         with drivers.running(max_events_per_trigger=200) as driver:

@@ -61,6 +61,7 @@ def test_workers_that_a_query_cuts_off_end_silently() -> None:
 
 @pytest.mark.spark
 @pytest.mark.programs
+@pytest.mark.repeats
 def test_a_query_that_is_stopped_in_its_function_ends_silently() -> None:
     """Protects the output of every program: the match of the function's error overflowed Java's stack."""
     program = (

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy import update
+from tests.needs import PRODUCT, ci_has
 from tests.spark.support import (
     assert_exact,
     has_reached,
@@ -25,6 +26,7 @@ from tests.spark.support import (
     readings,
     score,
 )
+from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import EventHubReplacedError, InvalidArgumentError
@@ -42,7 +44,7 @@ _COUNT = 4000
 
 sqlite_and_then_others = pytest.mark.parametrize(
     "database_url",
-    ["sqlite", *(pytest.param(each, marks=pytest.mark.programs) for each in ("postgresql", "mariadb"))],
+    ["sqlite", *(pytest.param(each, marks=PRODUCT) for each in ("postgresql", "mariadb"))],
     indirect=True,
 )
 """Where tasks write as in ``test_a_retried_task_repeats_nothing``, which runs on all."""
@@ -144,6 +146,7 @@ def test_a_retried_task_repeats_nothing(run: _Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
+@ci_has("database_url", "sqlite", "postgresql", "mariadb", *SQL_SERVERS)
 def test_a_lost_checkpoint_directory_loses_nothing(run: _Run) -> None:
     """The SQL checkpoint says where to go on; the same holds for a directory that lags behind."""
     run.publish(_COUNT // 2)

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, MetaData, Table, Text, select, text
+from tests.needs import PRODUCT
 from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.model.errors import InvalidArgumentError
@@ -78,7 +79,7 @@ _SOME_WAYS = {("sqlite", "driver"), *((kind, "stages") for kind in ("postgresql"
 both_ways = pytest.mark.parametrize(
     ("database_url", "driver_bytes_max"),
     [
-        pytest.param(*each, marks=() if each in _SOME_WAYS else pytest.mark.programs)
+        pytest.param(*each, marks=() if each in _SOME_WAYS else PRODUCT)
         for each in product(("sqlite", "postgresql", "mariadb", *SQL_SERVERS), ("driver", "stages"))
     ],
     indirect=True,

@@ -19,10 +19,11 @@ from tests.spark.ledger_driver import UPSERTS, final_minutes, minutes
 from tidegate.sql import Database
 from tidegate.sql.core.schema import ledger_query
 
-pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.repeats, pytest.mark.timeout(1200)]
 
 _FILES = 18
 _READINGS_PER_FILE = 200
+_KILLS = 3
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 Minutes = dict[tuple[datetime, int], tuple[int, int]]
@@ -72,16 +73,9 @@ def has_done(database_url: str, batches: int) -> bool:
     return next_batch(database_url) >= batches
 
 
-@pytest.mark.parametrize(
-    ("database", "kills"),
-    [
-        ("postgresql", 1),
-        pytest.param("postgresql", 3, marks=pytest.mark.repeats),
-        pytest.param("mariadb", 3, marks=pytest.mark.repeats),
-    ],
-)
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"])
 def test_killed_drivers_leave_the_aggregates_exact(
-    request: pytest.FixtureRequest, sqlite_url: str, tmp_path: Path, database: str, kills: int
+    request: pytest.FixtureRequest, sqlite_url: str, tmp_path: Path, database: str
 ) -> None:
     """SIGKILL at random moments: windows with a watermark are what the readings come to, each row once.
 
@@ -102,7 +96,7 @@ def test_killed_drivers_leave_the_aggregates_exact(
     driver_words = ("-m", "tests.spark.ledger_driver", json.dumps(arguments))
     log = tmp_path / "driver.log"
     done = 0
-    for _ in range(kills):
+    for _ in range(_KILLS):
         wanted = done + 1 + rng.randrange(_FILES // 3 - 2)
         with driver_process(log, *driver_words) as driver:
             driver.wait_until(functools.partial(has_done, update_url, wanted), poll_s=0.2)

@@ -186,7 +186,9 @@ _BY_BATCH: Callable[[int], BatchHandler] = lambda port: ArrowHandler(  # noqa: E
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    "make_handler", [lambda port: partial(_handle, port), _BY_BATCH], ids=["event", "batch"]
+    "make_handler",
+    [lambda port: partial(_handle, port), pytest.param(_BY_BATCH, marks=pytest.mark.repeats)],
+    ids=["event", "batch"],
 )
 def test_what_the_handler_calls_is_away(
     spark: SparkSession,

@@ -60,6 +60,7 @@ def test_the_ledger_sinks_program_counts_each_device(
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 def test_the_guide_to_pipelines_holds(tmp_path: Path) -> None:
     """``sensors.py``: one pipeline by the command, the other by a program, and its dead letter."""
     workplace = write_programs(tmp_path)

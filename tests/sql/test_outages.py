@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.needs import PRODUCT
 from tests.sql.support import CONSUMER, dead_numbers
 from tests.sql.test_transactions import checkpoint_of, effect_numbers, process
 from tests.sql.transaction_support import (
@@ -113,9 +114,7 @@ def _on_databases(others: Sequence[object]) -> list[Any]:
             database,
             kind,
             other,
-            marks=pytest.mark.programs
-            if database in ("postgresql", "mariadb") and column != row % len(others)
-            else (),
+            marks=PRODUCT if database in ("postgresql", "mariadb") and column != row % len(others) else (),
         )
         for database in ("sqlite", "postgresql", "mariadb", *SQL_SERVERS)
         for row, kind in enumerate(HANDLERS)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from tests.needs import PRODUCT
 from tests.sql.lease_race import win
 from tests.sql.support import CONSUMER
 from tests.support.forked import Forked
@@ -69,7 +70,7 @@ class TestSqlStore(ProcessorStoreConformance):
     "database_url",
     [
         *("sqlite", *SQL_SERVERS),
-        *(pytest.param(each, marks=pytest.mark.programs) for each in ("postgresql", "mariadb")),
+        *(pytest.param(each, marks=PRODUCT) for each in ("postgresql", "mariadb")),
     ],
     indirect=True,
 )

@@ -17,7 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Column, ForeignKey, MetaData, String, Table, Text, text
+from tests.needs import ci_has
 from tests.sql.support import CONSUMER, PIPELINE, LogOfEvents, event_with, events_between, flights, rows_in
+from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.model.errors import DatabaseUnavailableError, FencedError, InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
@@ -365,6 +367,7 @@ def test_names_that_no_table_could_have(name: str) -> None:
 
 
 @pytest.mark.faults
+@ci_has("database_url", "mariadb", "sqlite", "postgresql", *SQL_SERVERS)
 def test_a_kill_at_each_step_of_a_swap(database_url: str) -> None:
     """SIGKILL before each statement and commit: the rows are all of one version, and so are the dead letters
     unless the swap waits to be completed; then nobody can commit; and repeated, it is done once."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.needs import MORE_SEEDS
 from tests.storage.simulated_files import SimulatedFiles
 
 from tidegate.model.errors import LogCorruptError, LogFailedError, LogFullError
@@ -139,7 +140,7 @@ def _unlogged() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-_SEEDS = [seed if seed < 60 else pytest.param(seed, marks=pytest.mark.faults) for seed in range(200)]
+_SEEDS = [seed if seed < 60 else pytest.param(seed, marks=MORE_SEEDS) for seed in range(200)]
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ async def test_rows_are_exact_whichever_version_commits_them(
     assert result.report.faults[Fault.SERVICE_KILL] > 0
 
 
+@pytest.mark.repeats
 async def test_hosts_share_a_container(old: Version, tmp_path: Path, seed: int) -> None:
     """Leases and checkpoints as blobs: at least once, nothing left out, in order, under kills of hosts of
     both versions and of the service; and every checkpoint stands at the end."""

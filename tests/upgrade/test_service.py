@@ -132,7 +132,11 @@ def test_a_directory_that_changes_hands(old: Version, tmp_path: Path, seed: int,
     assert checked.returncode == 0, checked
 
 
-@pytest.mark.parametrize("is_service_old", [True, False], ids=["old-service", "old-command-line"])
+@pytest.mark.parametrize(
+    "is_service_old",
+    [True, pytest.param(False, marks=pytest.mark.repeats)],
+    ids=["old-service", "old-command-line"],
+)
 def test_a_command_line_of_the_other_version(old: Version, tmp_path: Path, is_service_old: bool) -> None:
     """What both know works, and shows the same; what one lacks is refused with a sentence and a status."""
     served, asking = (old, TODAY) if is_service_old else (TODAY, old)

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 _COUNT = 6_000
 
 
+@pytest.mark.repeats
 def test_a_pipelines_checkpoint(
     old: Version, hub_service: HubService, sqlite_url: str, tmp_path: Path, seed: int
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from tests.needs import ci_has
 from tests.processor.faults.chaos import ChaosSettings, Fault
 from tests.processor.faults.host_process import LEASES_APART, Breakage
 from tests.processor.faults.runs import run_chaos
@@ -16,6 +17,7 @@ from tests.processor.faults.work import PARTITION_COUNT
 EVENTS = int(os.environ.get("TIDEGATE_CHAOS_EVENTS", "48000")) // PARTITION_COUNT * PARTITION_COUNT
 
 
+@ci_has("database_url", "postgresql", "sqlite", "mariadb")
 async def test_transactions_leave_each_event_once(database_url: str | None, seed: int) -> None:
     """Rows + dead letters = events, none twice, none missing, no two owners side by side; on both databases.
 
@@ -30,6 +32,7 @@ async def test_transactions_leave_each_event_once(database_url: str | None, seed
     assert (result.report.commits_cut > 0) is (database_url is not None)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_leases_apart_leave_each_event_once(database_url: str, seed: int) -> None:
     """Transactions are fenced by the checkpoints' own epochs, whatever happens to the leases' hosts."""
@@ -41,6 +44,7 @@ async def test_leases_apart_leave_each_event_once(database_url: str, seed: int) 
     check_faults(result.report.faults, is_proxied=True)
 
 
+@ci_has("database_url", "mariadb", "sqlite", "postgresql")
 async def test_published_events_are_in_their_hub_once(database_url: str | None, seed: int) -> None:
     """From hub to database to hub: none lost, none twice, each key in order, whatever was killed or cut."""
     settings = ChaosSettings(EVENTS // 2 // PARTITION_COUNT * PARTITION_COUNT, seed, is_publishing=True)
@@ -49,6 +53,7 @@ async def test_published_events_are_in_their_hub_once(database_url: str | None, 
     check_faults(result.report.faults, is_proxied=database_url is not None)
 
 
+@ci_has("database_url", "sqlite", "postgresql", "mariadb")
 async def test_plain_checkpoints_leave_none_out_and_keep_the_order(
     database_url: str | None, seed: int
 ) -> None:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
+import pytest
 from sqlalchemy import select
 from tests.processor.faults.cluster import Cluster
 from tests.processor.faults.publisher import Publisher
@@ -73,6 +74,7 @@ async def wait_shared(around: Surroundings, expected: list[int]) -> None:
     print(f"{expected} after {took_s:.1f} s; promised: {SHARED_S:g}")
 
 
+@pytest.mark.repeats
 async def test_hosts_share_evenly_stay_so_and_replace_a_dead_one(seed: int) -> None:
     """3/3/3/3/4, no change for five leases; another host reads a killed one's partitions; even again.
 

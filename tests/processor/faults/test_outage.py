@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.needs import ci_has
 from tests.processor.faults.cluster import Cluster
 from tests.processor.faults.publisher import Publisher
 from tests.processor.faults.runs import check_all_transactional
@@ -72,6 +73,7 @@ async def pass_time(seconds: float) -> None:
     await wait_until(lambda: time.monotonic() >= until, seconds + WAIT_S, lambda: "the machine stands still")
 
 
+@ci_has("server_url", "postgresql", "mariadb")
 async def test_hosts_close_their_partitions_while_the_database_refuses(server_url: str, seed: int) -> None:
     """Leases that cannot be renewed run out: every handler is closed, and opened again when it is over."""
     async with surroundings(server_url, seed=seed) as around, working_hosts(around, seed) as cluster:
@@ -89,6 +91,7 @@ async def test_hosts_close_their_partitions_while_the_database_refuses(server_ur
         around.proxy.refuse(False)
 
 
+@ci_has("server_url", "mariadb", "postgresql")
 async def test_hosts_go_on_after_the_database_hung(server_url: str, seed: int) -> None:
     """Nothing is refused and nothing answered for three leases: what hung is finished or done anew, once."""
     async with surroundings(server_url, seed=seed) as around, working_hosts(around, seed):

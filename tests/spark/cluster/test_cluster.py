@@ -106,6 +106,7 @@ def test_a_zip_brings_tidegate_and_the_users_modules(
     assert_exact(url, count)
 
 
+@pytest.mark.repeats
 def test_an_environment_brings_every_package(
     spark_cluster: SparkCluster, hub_service: HubService, postgresql: PostgresqlServer, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_what_is_missing_is_said(spark_cluster: SparkCluster, tmp_path: Path) ->
     assert "database: SQLite is a file on one machine" in log
 
 
+@pytest.mark.repeats
 def test_executors_that_join_take_load_over(
     hub_service: HubService, postgresql: PostgresqlServer, tmp_path: Path
 ) -> None:

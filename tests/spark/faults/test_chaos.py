@@ -18,9 +18,9 @@ pytestmark = pytest.mark.timeout(900)
     ("work", "database"),
     [
         ("partitions", "postgresql"),
-        ("aggregates", "postgresql"),
-        ("partitions", "mariadb"),
-        pytest.param("aggregates", "mariadb", marks=pytest.mark.repeats),
+        pytest.param("aggregates", "postgresql", marks=pytest.mark.repeats),
+        pytest.param("partitions", "mariadb", marks=pytest.mark.repeats),
+        ("aggregates", "mariadb"),
     ],
 )
 def test_faults_leave_each_event_once(spark_cluster: SparkCluster, work: str, database: str) -> None:
