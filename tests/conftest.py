@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _guard = Guard()
 _SPARK: Final = "tests/spark/"
+"""Where all tests with the session ``spark`` are."""
 
 # Where this is set, every process compiles all that it imports: 12 s of CPU in each of pytest's, and
 # 0.2 s in each of the hundreds that tests start.
