@@ -262,6 +262,7 @@ def test_a_planning_process_that_is_gone_restarts_a_query(socket_error: str) -> 
         ("Traceback:\ntidegate.model.errors.FencedError: Another driver took over.", False),
         ("Traceback:\nConnectionResetError: [Errno 104] Connection reset by peer", False),
         ("Traceback:\nZeroDivisionError: division by zero", False),
+        ("[USER_RAISED_EXCEPTION] TIDEGATE_STOPPED partition 0 number 1: ExecutorLostFailure", False),
     ],
 )
 def test_only_what_may_pass_restarts_a_query(cause: str, is_passing: bool) -> None:

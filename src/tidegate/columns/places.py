@@ -93,9 +93,8 @@ def locate_bodies(payload: bytes, starts: Int64s, ends: Int64s) -> BodyPlaces:
         is_last = is_walked & (code == _PROPERTIES)
         properties_starts[which[is_last]] = at[is_last]
         which, at = which[is_walked], (at + length)[is_walked]
-    return BodyPlaces(
-        prefix_ends, body_starts, np.where(properties_starts < 0, prefix_ends, properties_starts)
-    )
+    has_none = (properties_starts < 0) | (prefix_ends < 0)  # what follows may be another body
+    return BodyPlaces(prefix_ends, body_starts, np.where(has_none, prefix_ends, properties_starts))
 
 
 def cut(payload: bytes, starts: Int64s, ends: Int64s) -> Column:

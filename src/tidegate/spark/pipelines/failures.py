@@ -94,6 +94,8 @@ class StepFailedError(PipelineFailedError):
 
 def may_pass(exception: BaseException) -> bool:
     """Whether a query that ended with this may succeed when it is started again, unchanged."""
+    if stopped_error(str(exception)) is not None:
+        return False  # the rest of the message may be an event's text
     error = error_in(exception)
     return error.is_transient if error is not None else _LOST_WORKER.search(str(exception)) is not None
 
