@@ -87,6 +87,7 @@ def test_random_bytes(target: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_corpus_is_what_the_encoders_write() -> None:
     """Protects the corpus from falling behind: ``python -m fuzz.make_corpus`` writes it anew."""
     for target, items in corpus().items():

@@ -42,9 +42,10 @@ _OF_FOLDER: Final = {
 _SLOW_OF_THE_KIT: Final = {
     "test_a_hosts_name_has_one_live_instance",
     "test_a_lease_runs_out_by_the_stores_clock",
+    "test_a_random_walk_agrees_with_the_model",
     "test_an_offer_counts_from_the_release",
 }
-"""Tests of tidegate.testing, which has no markers of ours, that wait for leases to run out."""
+"""Tests of tidegate.testing, which has no markers of ours, that wait for leases to run out, or take long."""
 _OF_PROGRAM: Final = {
     "chromium": {"browser"},
     "go": {"sdk"},

@@ -121,6 +121,7 @@ _PRIVATE = {
 _OF_NAMED_TUPLES = {"_asdict", "_replace"}
 
 
+@pytest.mark.slow
 def test_a_private_name_of_a_dependency_has_an_upper_bound() -> None:
     """A newer version may lack it: raise the bound when its tests have run with that version."""
     used, ours = _private_attributes()

@@ -102,6 +102,7 @@ def _places() -> dict[str, str]:
     return {page: page for page in _PAGES} | code | {"examples": "examples", "tools": "tools"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("phrase", "instead", "not_yet"), _PHRASES, ids=[row[0] for row in _PHRASES])
 def test_no_phrase_comes_back(phrase: str, instead: str, not_yet: str) -> None:
     """What was cleaned of a phrase stays clean."""

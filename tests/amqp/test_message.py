@@ -53,6 +53,7 @@ bodies: st.SearchStrategy[dict[str, Any]] = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=60)
 @given(
     st.none() | st.builds(Header, st.booleans(), st.integers(0, 255), st.none(), st.booleans()),
@@ -175,6 +176,7 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
         decode_message(data)
 
 
+@pytest.mark.slow
 def test_a_requests_limits_are_for_all_its_sections() -> None:
     """Protects the event loop from strangers, whose requests are decoded: values were counted per section."""
     large = encode_value({Symbol("a"): [[]] * 4_000})

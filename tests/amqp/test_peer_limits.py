@@ -233,6 +233,7 @@ def test_only_short_parts_of_an_open_are_kept() -> None:
     assert (kept.container_id, kept.properties) == ("c" * 80, {})
 
 
+@pytest.mark.slow
 def test_what_was_given_back_takes_little() -> None:
     """Protects memory: a connection kept 1.1 MB, counted nowhere, of 5,000 sessions that had begun and
     ended, and a session likewise of its ended links."""

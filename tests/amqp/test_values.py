@@ -277,6 +277,7 @@ def test_deep_nesting_is_refused(levels: int) -> None:
         decode_value(b"\x00\x53\x01" * levels + b"\x40")
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=30)
 @given(values, st.binary(max_size=8))
 def test_a_cut_value_is_refused_and_what_follows_is_left_alone(value: object, trailing: bytes) -> None:

@@ -313,6 +313,7 @@ async def test_no_event_is_older_than_its_hub(broker: Broker, clock: SetClock) -
     assert result.enqueued_time_ms == hub.description.created_at_ms
 
 
+@pytest.mark.slow
 async def test_a_change_costs_the_same_however_many_hubs_there_are(tmp_path: Path, clock: SetClock) -> None:
     """The creation, an update and the deletion of a hub: what the event loop does for each."""
     costs: dict[int, list[int]] = {}

@@ -328,6 +328,7 @@ async def test_a_directory_of_the_format_before_is_refused(tmp_path: Path, clock
     assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.json", "lock", "logs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "path", "value"),
     [

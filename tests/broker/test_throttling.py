@@ -79,6 +79,7 @@ def test_never_more_in_than_rate_and_burst(units: int, offers: list[tuple[int, i
                 assert sum(amounts) <= rate * (elapsed_s + 2e-6) + max(rate, *amounts)
 
 
+@pytest.mark.slow
 @given(units=_UNITS, offers=st.lists(_OFFER, max_size=40), last=_OFFER)
 def test_who_waits_as_told_is_admitted(
     units: int, offers: list[tuple[int, int, float]], last: tuple[int, int, float]
@@ -95,6 +96,7 @@ def test_who_waits_as_told_is_admitted(
             _admit(throughput, events, size)
 
 
+@pytest.mark.slow
 @given(units=_UNITS, offers=st.lists(_OFFER, max_size=60))
 def test_a_patient_producer_gets_all_of_its_units(units: int, offers: list[tuple[int, int, float]]) -> None:
     """No more waiting than needed: what is told to wait for is used up to a rounding of milliseconds."""

@@ -92,6 +92,7 @@ def test_partitions_are_added(hub: str, environment: dict[str, str]) -> None:
     assert _record(update("--partitions", "6"))["partitions"] == 6
 
 
+@pytest.mark.slow
 def test_a_policys_life(hub: str, environment: dict[str, str]) -> None:
     """Keys are shown on request only; a hub's policy opens that hub for what it claims; a regenerated key and
     a deleted policy are worth nothing at once, and the other key stays good."""
@@ -135,6 +136,7 @@ def test_a_policys_life(hub: str, environment: dict[str, str]) -> None:
     assert "Write" in wrong.err
 
 
+@pytest.mark.slow
 def test_only_who_may_manage_administers(hub: str, environment: dict[str, str]) -> None:
     """A policy without Manage sees no policies and changes nothing; the namespace's last Manage stays."""
     name = f"p-{uuid.uuid4().hex[:8]}"
@@ -174,6 +176,7 @@ def test_a_publisher_is_revoked_and_restored(hub: str, environment: dict[str, st
     assert run("list", hub, "--json").json() == [{"event_hub": hub, "revoked_publisher": "device-1"}]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unlimited")
 def test_units_are_set_shown_and_compared_with_partitions(hub: str, environment: dict[str, str]) -> None:
     """Units count at once and survive; a hub with another number of partitions gets a remark, on standard
@@ -199,6 +202,7 @@ def test_units_are_set_shown_and_compared_with_partitions(hub: str, environment:
     assert off["units"] is None
 
 
+@pytest.mark.slow
 def test_a_manager_of_one_hub(hub: str, environment: dict[str, str]) -> None:
     """A hub's policy with Manage administers that hub, and neither another one nor the namespace."""
     words = ["policy", "create", "owner", "--claim", "Manage", "--hub", hub, "--with-connection-string"]

@@ -203,6 +203,7 @@ def test_a_short_secret_is_removed_as_a_word() -> None:
     assert redaction.text("log1 catalog12 Xlong-enough-secretX") == "[removed] catalog12 X[removed]X"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "repeated", ["://", "://a:", "eyJaaaa-", "password", "cookie: ", "-----BEGIN PRIVATE KEY-----"]

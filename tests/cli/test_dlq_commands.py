@@ -216,6 +216,7 @@ def test_redrive_by_reason_finds_nothing_else(aftermath: Aftermath, environment:
     assert _redrive(aftermath, *whole, "--dry-run", environment=environment)[1]["considered"] == 3
 
 
+@pytest.mark.slow
 def test_redrive_takes_a_handler_that_writes_itself(
     aftermath: Aftermath, environment: dict[str, str]
 ) -> None:
@@ -277,6 +278,7 @@ def test_redrive_says_that_there_is_nothing(aftermath: Aftermath, environment: d
     assert (exhausted.code, "exhausted" in exhausted.out) == (1, True)
 
 
+@pytest.mark.slow
 def test_redrive_and_receive_read_beside_a_host(
     aftermath: Aftermath, hub_service: HubService, environment: dict[str, str]
 ) -> None:

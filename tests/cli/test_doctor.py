@@ -111,6 +111,7 @@ def test_a_policy_of_one_event_hub_is_enough(hub_service: HubService, lonely: di
     assert (refused.code, "this needs a policy of the namespace" in refused.err) == (3, True), refused.err
 
 
+@pytest.mark.slow
 def test_health_is_asked_over_tls_if_there_is_no_other_port(
     hub_service: HubService, lonely: dict[str, str]
 ) -> None:

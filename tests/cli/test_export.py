@@ -86,6 +86,7 @@ def test_what_is_exported(hub: str, environment: dict[str, str], tmp_path: Path)
     assert "Cannot write" in nowhere.err
 
 
+@pytest.mark.slow
 def test_an_import_that_stops_says_how_to_continue(
     hub: str, hub_service: HubService, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -239,6 +239,7 @@ def test_a_checkpoint_of_another_log_is_told(sql_place: Place) -> None:
     assert "Partition 0 of $Default: the checkpoint belongs to another log" in found.err
 
 
+@pytest.mark.slow
 def test_leases_are_listed(place: Place) -> None:
     """Who has what; a released lease keeps its epoch and has no owner; a partition nobody had is absent."""
     assert place.json("lease", "list", place.hub) == []
@@ -256,6 +257,7 @@ def test_leases_are_listed(place: Place) -> None:
     assert (released["owner"], released["acquired"], released["epoch"]) == (None, None, 1)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_listed(place: Place) -> None:
     """The last processed event, by number, offset and time."""
     assert place.json("checkpoint", "list", place.hub) == []
@@ -281,6 +283,7 @@ def test_lists_of_a_database_need_no_service(sql_place: Place, lonely: dict[str,
         assert run_tidegate(*words, sql_place.hub, *directory, environment=lonely).code == 3
 
 
+@pytest.mark.slow
 def test_a_group_that_is_not_there_is_told_with_those_that_are(place: Place) -> None:
     """Under which names it looked and which there are: a wrong group; in a directory a wrong namespace."""
     place.process(place.events()[6])
@@ -487,6 +490,7 @@ def test_what_speaks_against_it_is_said_at_once(place: Place) -> None:
     assert place.following() == {"0": 0, "1": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--database", "--checkpoint-dir"])
 def test_hosts_that_never_ran_are_told_where_to_begin(
     option: str, tmp_path: Path, event_hub: str, environment: dict[str, str]
@@ -505,6 +509,7 @@ def test_hosts_that_never_ran_are_told_where_to_begin(
     assert place.following() == {"0": 0, "1": 0}
 
 
+@pytest.mark.slow
 def test_wrong_words_get_one_clear_line(sql_place: Place) -> None:
     """What is missing, unknown or given twice is one sentence, and its exit code."""
     hub, path = sql_place.hub, str(sql_place.path)

@@ -177,6 +177,7 @@ def test_files_are_sent_whole(hub_service: HubService, environment: dict[str, st
     assert events[0] == EventData(contents[0], {"camera": "3=x"}, "image/png", "7")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "numbers"),
     [

@@ -151,6 +151,7 @@ def place(
     return Place(tmp_path, database_url, event_hub, hub_service, environment)
 
 
+@pytest.mark.slow
 def test_the_whole_walk(place: Place) -> None:
     """Replay beside the live pipeline, differences at its own position, swap, and on from the checkpoint."""
     place.send(15)
@@ -233,6 +234,7 @@ def test_the_whole_walk(place: Place) -> None:
         assert set(groups) == {ConsumerKey(place.hub).consumer_group}
 
 
+@pytest.mark.slow
 def test_equal_versions(
     tmp_path: Path, sqlite_url: str, event_hub: str, hub_service: HubService, environment: dict[str, str]
 ) -> None:

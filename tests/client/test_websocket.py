@@ -77,6 +77,7 @@ async def test_events_travel_in_a_websocket(
     await _send_and_receive(string, hub_service.ready.ca_file if is_tls_used else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_websocket", [True, False])
 async def test_through_a_proxy(
     hub_service: HubService, event_hub: str, proxy: tuple[HttpProxy, str], is_websocket: bool

@@ -384,6 +384,7 @@ async def test_owner_levels_decide_who_reads(connection_string: str) -> None:
             await consumer.open_receiver("1", EARLIEST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_lines_cut_at_random_lose_and_double_nothing(connection_string: str, seed: int) -> None:
     """Producer and consumer work through a proxy that cuts at random; all events come once, in order."""
@@ -476,6 +477,7 @@ async def test_a_service_that_goes_quiet_is_given_up(connection_string: str) -> 
         await producer.close()
 
 
+@pytest.mark.slow
 async def test_a_stalled_line_holds_up_all_partitions_and_loses_nothing(connection_string: str) -> None:
     """Megabytes stuck on a line that moves nothing go out on the next one, each event once."""
     parsed = ConnectionString.parse(connection_string)

@@ -230,6 +230,7 @@ async def test_what_retention_takes_away_is_passed_over(
         await events.event("hub", str(expected[0].partition_index), expected[0].sequence_number)
 
 
+@pytest.mark.slow
 async def test_filters_and_their_bound(broker: Broker, events: BrokerEvents) -> None:
     """A scan ends at its bound, says what it looked at, goes on where it ended, and ends with its reader."""
     hub = await make_hub(broker, 1)

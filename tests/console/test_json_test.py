@@ -75,6 +75,7 @@ def test_values_of_amqp_are_looked_into() -> None:
     assert JsonTest.parse("$.a = 1")(EventContents(b"", body_value={"a": 1}))
 
 
+@pytest.mark.slow
 def test_a_large_body_is_read_by_code_that_others_can_interrupt() -> None:
     """Protects the event loop: C code would hold all threads up until its end."""
     body = b'{"rest": [' + b"[],[],[],[]," * 6_000 + b'1], "a": 2}'

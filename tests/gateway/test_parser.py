@@ -89,6 +89,7 @@ def test_no_slice_is_long(name: str, read_bytes: int) -> None:
     assert calls_max <= _CALLS_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_bytes", [1, 7, 1_000, _READ_BYTES])
 @pytest.mark.parametrize("is_over", [False, True])
 def test_requests_are_whole_however_they_are_cut(read_bytes: int, is_over: bool) -> None:

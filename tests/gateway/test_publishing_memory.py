@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from starlette.applications import Starlette
 from starlette.types import Message
 from tests.gateway.support import HOST
@@ -139,6 +140,7 @@ async def test_a_batch_is_given_up_with_its_client(broker: Broker, clock: SetClo
     assert broker.event_hub("hub").partition("0").next_sequence_number == 0
 
 
+@pytest.mark.slow
 async def test_a_batch_that_is_given_up_leaves_no_text(broker: Broker, clock: SetClock) -> None:
     """Else it is in memory until a garbage collection of everything, but no longer counted."""
     service = _Service(broker, clock, 100_000_000)

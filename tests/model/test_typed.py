@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tidegate
 
 _RACE = """
@@ -47,6 +49,7 @@ for number in range(300):
 """
 
 
+@pytest.mark.slow
 def test_threads_that_meet_a_class_first_at_the_same_time_do_not_crash() -> None:
     """Classes are made for it, because what is known about one stays."""
     subprocess.run([sys.executable, "-c", _RACE], check=True, timeout=120)

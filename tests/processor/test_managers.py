@@ -498,6 +498,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_a_dead_letter_outlives_a_kill_between_manager_and_commit(
     hub_service: HubService, hub: str, sqlite_url: str
 ) -> None:

@@ -57,6 +57,7 @@ def test_five_hosts_share_evenly_and_then_rest(world: World) -> None:
     assert [host.errors for host in cluster.hosts.values()] == [[]] * 7
 
 
+@pytest.mark.slow
 def test_a_partition_is_opened_when_its_last_owner_has_stopped(world: World) -> None:
     """Hosts that join and leave in order, even with slow handlers: no partition is processed by two."""
     cluster = Cluster(world, 16)

@@ -347,6 +347,7 @@ async def test_a_checkpoint_that_a_person_moves_is_gone_on_from(
     await store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", list(PositionLostPolicy))
 async def test_a_hub_made_anew_is_told_apart_in_transactions(
     hub_service: HubService, hub: str, database: Database, policy: PositionLostPolicy

@@ -185,6 +185,7 @@ async def test_a_service_without_an_identity_gets_no_report(
     assert reported.is_set() == (namespace_id is not None)
 
 
+@pytest.mark.slow
 async def test_a_host_with_all_partitions_of_a_large_hub(hub_service: HubService) -> None:
     """A request may have few thousand values, and a hub a thousand partitions."""
     hub = hub_service.create_hub(partition_count=1024)

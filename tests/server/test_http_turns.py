@@ -44,6 +44,7 @@ class _SteppingClock:
         return self.now_s
 
 
+@pytest.mark.slow
 async def test_a_crowd_of_requests_is_parsed_in_turns_and_whole() -> None:
     """Protects the loop's other users: however many requests come at once, a pass parses a few of them, and
     no byte of a body is lost while it waits.

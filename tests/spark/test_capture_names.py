@@ -29,6 +29,7 @@ def _formats(draw: st.DrawFn) -> str:
     return "".join(part + draw(st.sampled_from(["/", "_/x-", "=/", ".part/"])) for part in parts) + "end"
 
 
+@pytest.mark.slow
 @given(
     name_format=_formats(),
     namespace=st.from_regex(r"[a-z][a-z0-9-]{0,10}", fullmatch=True),

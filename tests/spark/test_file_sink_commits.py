@@ -71,6 +71,7 @@ def _stage(folder: SinkFolder, commits: FileCommits, batch_id: int, tasks: list[
     return staged
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     runs=st.lists(

@@ -50,6 +50,7 @@ def test_the_same_object_for_the_same_text() -> None:
     assert unpickled(text) is unpickled(text)
 
 
+@pytest.mark.slow
 def test_a_function_of_a_module_that_workers_do_not_find_brings_it_along(stray: Any) -> None:
     """As it is, and with arguments filled in."""
     assert _run_elsewhere(pickled(stray.add, stray.add, subject="It")) == "21"

@@ -172,6 +172,7 @@ def test_a_larger_micro_batch_has_more_tasks(
     assert layout == TaskLayout(500, is_split=False), "without tasksMax, the cores do not forbid it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limit",
     ["tidegate.spark.source.reader._SHORT_EVENTS", "tidegate.client.blocking.consumer._TOGETHER_BYTES"],

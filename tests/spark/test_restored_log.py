@@ -44,6 +44,7 @@ def _read(service: HubService, start: JsonObject) -> tuple[JsonObject, int]:
     return end, count
 
 
+@pytest.mark.slow
 def test_a_query_ends_at_a_restored_log_that_has_grown_again(tmp_path: Path) -> None:
     """150 events were read, the backup has 50 and grows to 200: none of these is skipped or read.
 
@@ -82,6 +83,7 @@ def _transform(rows: DataFrame) -> DataFrame:
     return rows.select("partition", "sequenceNumber", number.alias("number"), number.alias("value"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_short", [True, False])
 def test_a_task_that_was_planned_before_the_restore_ends_with_an_error(
     tmp_path: Path, is_short: bool

@@ -145,6 +145,7 @@ def test_secrets_are_not_shown() -> None:
     assert "secret" not in repr(declare(sink=HubSink("alarms", "Endpoint=sb://h;SharedAccessKey=secret")))
 
 
+@pytest.mark.slow
 def test_declaring_needs_no_spark() -> None:
     """A file of declarations is imported by commands that do not start Spark."""
     program = "import sys; import tidegate.spark.pipelines.stream_pipeline; print('pyspark' in sys.modules)"

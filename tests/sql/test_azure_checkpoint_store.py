@@ -106,6 +106,7 @@ def test_epochs_rise_with_owners_only(database: Database, store: SqlCheckpointSt
     assert epoch() == 8
 
 
+@pytest.mark.slow
 def test_claimers_that_race_win_each_etag_once(store: SqlCheckpointStore) -> None:
     """Processors that claim the same partitions, in any order, neither share one nor lock each other up."""
     seed = random.randrange(2**32)

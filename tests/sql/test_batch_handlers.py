@@ -305,6 +305,7 @@ def test_a_handler_says_what_is_wrong_with_it(arguments: tuple[Any, ...], words:
         ArrowHandler(*arguments)
 
 
+@pytest.mark.slow
 def test_pyarrow_and_pandas_are_not_needed_to_declare(sqlite_url: str) -> None:
     """The package, and a pipeline per event, work without them."""
     code = (

@@ -115,6 +115,7 @@ def test_large_columns_are_rendered_some_rows_at_a_time(
     assert rows_in(database, table) == list(enumerate(blobs))
 
 
+@pytest.mark.slow
 def test_a_refused_row_among_many_is_found(database: Database) -> None:
     """The rows that went into the database with it are written, and its reason names what it broke."""
     table = Table(

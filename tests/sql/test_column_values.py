@@ -279,6 +279,7 @@ def test_names_with_percent_signs_are_only_names(database: Database) -> None:
         assert connection.execute(select(table.c.value).order_by(table.c.number)).scalars().all() == [1, 2]
 
 
+@pytest.mark.slow
 def test_an_insert_that_is_aborted_says_so(sqlite_url: str) -> None:
     """Not that its user may not write, which is how SQLite keeps what comes next from being written."""
     rows = PartitionRows(("number",), [(number,) for number in range(2_000_000)], range(2_000_000))

@@ -92,6 +92,7 @@ def _cases() -> Iterator[Any]:
             yield pytest.param(test, values, id=f"{name}-{'-'.join(map(str, values))}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("test", "values"), list(_cases()))
 def test_the_suite_runs_on_statements_that_are_read(
     database: Database, test: Any, values: tuple[Any, ...]
@@ -161,6 +162,7 @@ def _without_numbers(statement: str) -> str:
     return f"{head}{is_check}1{rest[rest.index(' ') :]}" if is_check else statement
 
 
+@pytest.mark.slow
 def test_the_statements_are_the_recorded_ones(fake: FakeServer) -> None:
     """A change of what SQL Server is sent is seen, and can be read by somebody who knows it."""
     assert recorded(fake) == STATEMENTS.read_text(encoding="utf-8"), "python -m tests.sql.test_mssql"

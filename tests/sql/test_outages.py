@@ -244,6 +244,7 @@ def test_what_the_handler_decides_is_no_outage(base: Database) -> None:
     assert process(transactions_of(base, decide), bad_at([], 3)).dead_letters == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HANDLERS)
 def test_a_partition_with_too_many_dead_letters_pauses(
     database_url: str, service: Service, kind: str

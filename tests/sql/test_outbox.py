@@ -300,6 +300,7 @@ async def work_off(begun: OutboxRelay) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["before it sends", "before the acknowledgement", "before it deletes"])
 @pytest.mark.parametrize("is_first", [True, False], ids=["first batch", "later batch"])
 def test_a_relay_that_ends_anywhere_is_continued(
@@ -449,6 +450,7 @@ def test_a_forgotten_producer_is_replaced_if_nothing_is_in_doubt(light_bench: Be
     assert light_bench.counts() == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["first stored", "later stored", "later not stored"])
 def test_a_forgotten_producer_in_doubt_stops_its_lane(bench: Bench, case: str) -> None:
     """Whether the events are stored is not known, so none is sent, until an operator says which it is."""
@@ -590,6 +592,7 @@ def test_where_a_relay_continues(
         assert find_start(lane(**changes), stored, known_since) == start
 
 
+@pytest.mark.slow
 def test_a_producer_that_has_used_its_numbers_is_replaced(
     light_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -647,6 +650,7 @@ def test_one_transaction_may_publish_more_than_the_bound(light_bench: Bench) -> 
     assert light_bench.found() == expected(100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_full", [False, True], ids=["unknown hub", "full outbox"])
 @pytest.mark.parametrize("is_wrapped", [False, True], ids=["caught", "wrapped"])
 def test_a_pause_is_no_failure_of_an_event(light_bench: Bench, is_full: bool, is_wrapped: bool) -> None:

@@ -442,6 +442,7 @@ async def test_lines_are_kept_by_kind(open_engine: Open) -> None:
         await engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_histories(open_engine: Open, seed: int) -> None:
     """Appends in flight, readers that come, fall behind and leave, retention and restarts, beside a list of

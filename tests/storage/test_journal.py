@@ -127,6 +127,7 @@ def test_records_are_read_as_they_were_written(rounds: list[list[JournalPart]], 
     assert not list(iter_records(data, replace(_HEADER, generation=bytes(16))))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(rounds=st.lists(_PARTS, min_size=1, max_size=4), data=st.data())
 def test_a_damaged_record_is_not_read(rounds: list[list[JournalPart]], data: st.DataObject) -> None:

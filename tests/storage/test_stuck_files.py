@@ -185,6 +185,7 @@ async def test_closing_waits_for_what_is_stuck(tmp_path: Path, tasks: TaskOwner)
     assert [future.result().start_sequence_number for future in queued] == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_files_that_are_stuck_now_and_then_change_nothing(
     tmp_path: Path, seed: int, tasks: TaskOwner, monkeypatch: pytest.MonkeyPatch

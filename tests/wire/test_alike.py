@@ -150,6 +150,7 @@ def test_a_descriptor_of_another_form_becomes_the_usual_one(descriptor: bytes) -
     assert annotations[b"x-opt-sequence-number"] == 5
 
 
+@pytest.mark.slow
 @given(values)
 def test_what_an_encoder_writes_is_alike(value: object) -> None:
     """Protects events of every type but those that clients disagree about."""

@@ -62,6 +62,7 @@ _values = st.one_of(
 _texts = st.none() | st.text(max_size=20)
 
 
+@pytest.mark.slow
 @given(
     body=st.binary(max_size=400),
     properties=st.dictionaries(st.text(max_size=10), _values, max_size=5),

@@ -33,6 +33,7 @@ def test_messages_are_found_in_their_sections(messages: list[bytes]) -> None:
     assert list(found[1:4:2]) == messages[1:4:2]
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(_some, _of_one_size), max_size=4), _cut)
 def test_joined_they_are_what_they_were(groups: list[list[bytes]], cut: slice) -> None:
     """Parts of deliveries, and messages that were each by itself before."""
