@@ -122,6 +122,21 @@ async def test_a_batch_larger_than_the_read_is_not_stuck(open_log: OpenLog) -> N
         assert len((await log.read(1, bytes_max=10))[0].payload) == 50_000
 
 
+async def test_a_read_takes_few_of_many_small_batches(tmp_path: Path) -> None:
+    """Each is decoded on the event loop: 256 KB of single events held it up for 50 ms. None is skipped."""
+    manager = await LogManager.open(tmp_path)
+    await manager.create_logs("hub", 1)
+    log = manager.open_log("hub", "0")
+    await asyncio.gather(*(_append(log, number, size=4) for number in range(300)))
+    reads: list[list[int]] = []
+    while not reads or reads[-1][-1] < 299:
+        batches = await log.read(reads[-1][-1] + 1 if reads else 0, bytes_max=256 * 1024)
+        reads.append([batch.base_sequence_number for batch in batches])
+    assert [number for read in reads for number in read] == [*range(300)]
+    assert [len(read) for read in reads] == [128, 128, 44]
+    await manager.close()
+
+
 async def test_enqueued_times_never_go_back(open_log: OpenLog) -> None:
     """A clock that is set back does not make times go back, and look-ups by time find the first event."""
     async with open_log() as (_, log):

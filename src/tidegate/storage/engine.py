@@ -45,7 +45,8 @@ class LogReader(Protocol):
     """Reads a log in order, from the number that it was opened with."""
 
     def take(self, bytes_max: int) -> list[RecordBatch]:
-        """The next batches that are here now: about ``bytes_max`` bytes, at least one batch if there is one.
+        """The next batches that are here now: about ``bytes_max`` bytes, at least one batch if there is one,
+        and few of many small ones.
 
         Empty: ``wake`` is called when there may be more. The first batch may begin before the number wanted;
         it begins after it if retention, or a repair, removed events. Raises LogCorruptError (damaged events

@@ -180,7 +180,8 @@ class FilePartitionLog:
     ) -> tuple[list[RecordBatch], Place | None]:
         """About ``bytes_max`` bytes of batches from ``start_sequence_number`` on, and the place after them.
 
-        place: where the first batch begins, if known. A read ends with its segment, so it may be short.
+        place: where the first batch begins, if known. A read ends with its segment, and after as many batches
+        as the loop has time for, so it may be short.
         Raises LogCorruptError, NotInMemory, OSError.
         """
         start = self._skip_gaps(max(start_sequence_number, view.begin_sequence_number))

@@ -21,6 +21,8 @@ from tidegate.storage.segments.segment import (
 from tidegate.storage.segments.sparse_index import SparseIndex
 
 _CHUNK_BYTES = 1024 * 1024
+_BATCHES_AT_ONCE = 128
+"""Batches of one read, however small (our choice: 1 to 2 ms)."""
 _logger = logging.getLogger(__name__)
 
 
@@ -171,8 +173,9 @@ def read_batches(
 
     position: where to start looking. chain: the checksum of the batch before that; None: unknown. end:
     durable bytes of the segment; end_chain: the checksum of the last batch in them. Reads about ``bytes_max``
-    bytes, at least one batch; none only if the segment holds no such batch. Raises LogCorruptError if a batch
-    read is damaged, or is not the one that the next batch was written after; and what ``file`` raises.
+    bytes in at most _BATCHES_AT_ONCE batches, at least one; none only if the segment holds no such batch.
+    Raises LogCorruptError if a batch read is damaged, or is not the one that the next batch was written
+    after; and what ``file`` raises.
     """
     batches: list[RecordBatch] = []
     expected: int | None = None
@@ -187,7 +190,7 @@ def read_batches(
             raise corrupt_error(segment.path, position, f"the events end there instead of at byte {end}")
         needed, is_confirmed = HEADER_BYTES, False
         offset = 0
-        while len(chunk) - offset >= HEADER_BYTES:
+        while len(batches) < _BATCHES_AT_ONCE and len(chunk) - offset >= HEADER_BYTES:
             header = decode_header(chunk, offset, seed=segment.seed)
             if (
                 header is None
