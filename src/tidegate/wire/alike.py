@@ -202,13 +202,15 @@ def _run() -> re.Pattern[bytes]:
 
 
 @cache
-def _property_fields() -> re.Pattern[bytes]:
-    return re.compile(_fields(_FIELDS[PROPERTIES]), re.DOTALL)
+def _fields_of(code: int) -> re.Pattern[bytes]:
+    return re.compile(_fields(_FIELDS[code]), re.DOTALL)
 
 
-def are_plain_fields(data: bytes, at: int, end: int, count: int) -> bool:
-    """Whether exactly the first ``count`` fields of properties fill a range, all short. False is unsure."""
-    found = _property_fields().fullmatch(data, at, end)
+def are_plain_fields(data: bytes, at: int, end: int, count: int, code: int = PROPERTIES) -> bool:
+    """Whether exactly the first ``count`` fields of properties, or of a header (code: HEADER), fill a range,
+    all short. False is unsure.
+    """
+    found = _fields_of(code).fullmatch(data, at, end)
     return found is not None and (found.lastindex or 0) == count
 
 
