@@ -14,8 +14,7 @@ import pytest
 from tests.cli.support import Result, run_tidegate
 from tests.cli.test_round_trip import EVENTS, LOGGED, publish
 
-from tidegate.cli.events.records import ParsedRecord
-from tidegate.cli.events.sending import Input, Routing, _Sender
+from tidegate.cli.events.sending import Input, Routing, _Line, _Sender
 from tidegate.cli.shell.stream_lines import unzipped
 from tidegate.client import EventHubProducer
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError
@@ -98,7 +97,7 @@ def test_an_import_that_stops_says_how_to_continue(
     file.write_text("\n".join([*good[:2], "{", *good[2:]]))
     stopped = run("import", copy, str(file), environment=environment, code=2)
     assert "Line 3: Invalid JSON" in stopped.err
-    assert "To continue after them, add --skip 2." in stopped.err
+    assert "To continue, correct line 3 and add --skip 2, or leave it out with --skip 3." in stopped.err
     file.write_text("\n".join(good))
     run("import", copy, str(file), "--skip", "2", environment=environment)
     again = tmp_path / "again.jsonl"
@@ -106,6 +105,23 @@ def test_an_import_that_stops_says_how_to_continue(
     assert contents(records_of(again)) == contents([json.loads(line) for line in good])
     refused = run("import", copy, str(file), "--keep-partitions", environment=environment, code=2)
     assert "the event hub has no partition '1'" in refused.err.lower()
+
+
+def test_an_import_continues_after_an_event_that_no_producer_may_send(
+    hub_service: HubService, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A hub may hold a longer key within a batch: the line is named, empty ones count, and --skip leaves it
+    out."""
+    records = [{"body": str(number), "partition_key": "k"} for number in range(5)]
+    records[2]["partition_key"] = "k" * 129
+    file, copy = tmp_path / "events.jsonl", hub_service.create_hub(partition_count=1)
+    file.write_text("\n\n".join(map(json.dumps, records)))
+    stopped = run("import", copy, str(file), environment=environment, code=2)
+    assert "Line 5: A partition key of 129 characters exceeds the limit of 128." in stopped.err
+    assert "To continue, correct line 5 and add --skip 2, or leave it out with --skip 3." in stopped.err
+    run("import", copy, str(file), "--skip", "3", environment=environment)
+    shown = run("export", copy, "-", environment=environment).out
+    assert [json.loads(line)["body"] for line in shown.splitlines()] == ["0", "1", "3", "4"]
 
 
 class Refusing:
@@ -121,10 +137,10 @@ class Refusing:
 async def test_what_was_taken_before_a_refused_event_counts() -> None:
     """Else the import that continues would send it again."""
     sender = _Sender(Input([]), Routing(), ["0"])
-    records = [ParsedRecord(EventData(b"%d" % number), None, None) for number in range(5)]
-    with pytest.raises(EventTooLargeError):
-        await sender._enqueue(cast(EventHubProducer, Refusing()), records)
-    assert sender.event_count == 3
+    lines = [_Line(EventData(b"%d" % number), None, None, 10 * number) for number in range(5)]
+    with pytest.raises(EventTooLargeError, match="Line 30: 3 is too large"):
+        await sender._enqueue(cast(EventHubProducer, Refusing()), lines)
+    assert (sender.event_count, sender.refused_line) == (3, 30)
 
 
 async def _unzip(raw: bytes) -> bytes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, StoreUnavailableError
 from tidegate.model.events import EventContents, EventData, ReceivedEvent
+from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
 from tidegate.processor.lease import GroupKey
 
 if TYPE_CHECKING:
@@ -88,11 +89,11 @@ class DeadLetterManager(Protocol):
 class HubDeadLetters:
     """Sends dead letters to an event hub, with their partition keys; it may be on another service.
 
-    An event keeps its body, its properties and content type. Its message id becomes ``FailedEvent.id``, and
-    properties say why and where it failed: DeadLetterReason and DeadLetterErrorDescription as in Azure
-    Service Bus, and DeadLetterSource, the number in DeadLetterSequenceNumber, DeadLetterFailedAt. One that
-    is too large with them is sent without its own contents. An AMQP value as a body is left
-    out.
+    An event keeps its body, its properties, its content type, and 128 characters of its key. Its message id
+    becomes ``FailedEvent.id``, and properties say why and where it failed: DeadLetterReason and
+    DeadLetterErrorDescription as in Azure Service Bus, and DeadLetterSource, the number in
+    DeadLetterSequenceNumber, DeadLetterFailedAt. One that is too large with them is sent without its own
+    contents. An AMQP value as a body is left out.
     """
 
     def __init__(self, producer: EventHubProducer) -> None:
@@ -107,6 +108,8 @@ class HubDeadLetters:
             for each in failed:
                 contents = each.contents
                 key = contents.partition_key
+                # The service checks a batch's key, not those of its events: theirs may be longer.
+                key = None if key is None else key[:PARTITION_KEY_CHARACTERS_MAX]
                 try:
                     await self._producer.enqueue(_letter(each, contents), partition_key=key)
                 except (EventTooLargeError, InvalidArgumentError):

@@ -52,15 +52,21 @@ class DeadLetterManagerConformance(ABC):
         assert again.id == first.id
 
     async def test_no_event_is_too_odd(self) -> None:
-        """Bytes that cannot be decoded, any reason, an event as large as they get, many, and none."""
+        """Bytes that cannot be decoded, any reason, an event as large as they get, a longer key than a
+        producer may give, many, and none."""
         manager, group = await self.make_manager(), make_group()
         garbled = ReceivedEvent("0", 0, "0", 1_700_000_000_000, b"garbled", _refuse)
         empty = ReceivedEvent("0", 1, "-", 1_700_000_000_001, contents=EventContents(b""))
+        # The service checks the key of a batch, not those of the events in it.
+        keyed = ReceivedEvent(
+            "0", 3, "-", 1_700_000_000_003, contents=EventContents(b"body", partition_key="k" * 5_000)
+        )
         failed = [
             FailedEvent(garbled, SystemClock().now_utc(), ValueError(), group),
             FailedEvent(empty, SystemClock().now_utc(), "\0\ud800 \N{SNOWMAN} " + "long " * 20_000, group),
             make_failed(group, 2, body=b"x" * 1_048_000),
-            *(make_failed(group, number) for number in range(3, 1_200)),
+            FailedEvent(keyed, SystemClock().now_utc(), "a reason", group),
+            *(make_failed(group, number) for number in range(4, 1_200)),
         ]
         await manager.add_failed_events(failed)
         await manager.add_failed_events([])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from tidegate.cli.events.records import ParsedRecord, parse_record
 from tidegate.cli.shell.connection import check_event_hub
@@ -22,7 +23,7 @@ from tidegate.cli.shell.stream_lines import lines_of, read_chunks, unzipped
 from tidegate.client import EventHubProducer
 from tidegate.files import BINARY
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, TidegateError
 from tidegate.model.events import EventData
 from tidegate.model.json_path import JsonPath
 from tidegate.transport.tasks import TaskOwner
@@ -124,7 +125,16 @@ async def send_input(connection: ServiceConnection, hub: str, given: Input, rout
                 f"Sent {counted(count, 'event')} in {elapsed_s:.1f} s ({count / elapsed_s:,.0f} events/s)."
             )
             if given.is_import and not is_complete:
-                remark(f"To continue after them, add --skip {given.skip + count}.")
+                remark(_how_to_continue(given.skip + count, sender.refused_line))
+
+
+def _how_to_continue(done_count: int, refused_line: int | None) -> str:
+    if refused_line is None:
+        return f"To continue after them, add --skip {done_count}."
+    return (
+        f"To continue, correct line {refused_line} and add --skip {done_count}, or leave it out with "
+        f"--skip {done_count + 1}."
+    )
 
 
 def _bar_of(given: Input) -> AbstractContextManager[ProgressBar]:
@@ -133,6 +143,16 @@ def _bar_of(given: Input) -> AbstractContextManager[ProgressBar]:
     if given.is_zipped or not all(stat.S_ISREG(status.st_mode) for status in statuses):
         return nullcontext(no_bar)
     return progress_bar("Sending", sum(status.st_size for status in statuses))
+
+
+class _Line(NamedTuple):
+    """An event to send, and where it was read."""
+
+    event: EventData
+    partition_key: str | None
+    partition_id: str | None
+    number: int
+    """Of the line or file, from 1."""
 
 
 class _Sender:
@@ -146,11 +166,14 @@ class _Sender:
         self._line_number = 0
         self._begun_at: float | None = None
         self.event_count = 0
+        self.refused_line: int | None = None
+        """The first that could not be sent."""
 
     async def send_all(self, producer: EventHubProducer, bar: ProgressBar) -> None:
-        """Enqueue every event; raises InvalidArgumentError naming the line that cannot be sent.
+        """Enqueue every event.
 
         bar: called with the bytes read so far.
+        Raises InvalidArgumentError and EventTooLargeError, which name the line that cannot be sent.
         """
         taken_bytes = 0
         for descriptor in self._input.descriptors:
@@ -173,7 +196,7 @@ class _Sender:
     async def _send(self, producer: EventHubProducer, bodies: Sequence[bytes]) -> bool:
         """Enqueue events; False once there are enough."""
         given = self._input
-        records: list[ParsedRecord] = []
+        lines: list[_Line] = []
         is_enough = False
         try:
             for body in bodies:
@@ -183,53 +206,65 @@ class _Sender:
                 if self._skipped_count < given.skip:
                     self._skipped_count += 1
                     continue
-                if given.count_max is not None and self.event_count + len(records) >= given.count_max:
+                if given.count_max is not None and self.event_count + len(lines) >= given.count_max:
                     is_enough = True
                     break
-                records.append(self._read(body))
+                lines.append(self._read(body))
         finally:
-            await self._enqueue_at_rate(producer, records)
+            await self._enqueue_at_rate(producer, lines)
         return not is_enough and (given.count_max is None or self.event_count < given.count_max)
 
-    async def _enqueue_at_rate(self, producer: EventHubProducer, records: Sequence[ParsedRecord]) -> None:
+    async def _enqueue_at_rate(self, producer: EventHubProducer, lines: Sequence[_Line]) -> None:
         rate = self._input.rate
-        size = len(records) if rate is None else max(1, int(rate / _SLICES_PER_S))
-        for start in range(0, len(records), size or 1):
+        size = len(lines) if rate is None else max(1, int(rate / _SLICES_PER_S))
+        for start in range(0, len(lines), size or 1):
             if rate is not None:
                 loop = asyncio.get_running_loop()
                 if self._begun_at is None:
                     self._begun_at = loop.time()
                 await asyncio.sleep(self._begun_at + self.event_count / rate - loop.time())
-            await self._enqueue_whole(producer, records[start : start + size])
+            await self._enqueue_whole(producer, lines[start : start + size])
 
-    async def _enqueue_whole(self, producer: EventHubProducer, records: Sequence[ParsedRecord]) -> None:
+    async def _enqueue_whole(self, producer: EventHubProducer, lines: Sequence[_Line]) -> None:
         """As ``_enqueue``. Cancellation: all of them are still enqueued, and counted together."""
         # Waiting for the task raises its error.
         async with TaskOwner("send", on_failure=lambda _: None) as tasks:
-            task = tasks.start(self._enqueue(producer, records), name="enqueue")
+            task = tasks.start(self._enqueue(producer, lines), name="enqueue")
             try:
                 await asyncio.shield(task)
             except asyncio.CancelledError:
                 await task
                 raise
 
-    async def _enqueue(self, producer: EventHubProducer, records: Sequence[ParsedRecord]) -> None:
-        # One run after the other, so that events with a key and others keep their order in a partition.
-        for partition_id, run in groupby(records, key=attrgetter("partition_id")):
-            found = [*run]
-            events = self._counted(found)
-            if partition_id is not None:
-                await producer.enqueue_many(events, partition_id=partition_id)
-            else:
-                await producer.enqueue_many(events, partition_keys=[each.partition_key for each in found])
+    async def _enqueue(self, producer: EventHubProducer, lines: Sequence[_Line]) -> None:
+        before = self.event_count
+        try:
+            # One run after the other, so that events with a key and others keep their order in a partition.
+            for partition_id, run in groupby(lines, key=attrgetter("partition_id")):
+                found = [*run]
+                events = self._counted(found)
+                if partition_id is not None:
+                    await producer.enqueue_many(events, partition_id=partition_id)
+                else:
+                    await producer.enqueue_many(events, partition_keys=[each.partition_key for each in found])
+        except (InvalidArgumentError, EventTooLargeError) as error:
+            raise self._refused(lines[self.event_count - before].number, error) from error
 
-    def _counted(self, records: Iterable[ParsedRecord]) -> Iterator[EventData]:
-        """Their events; each counts when the next one is asked for, as one that is too large never is."""
-        for each in records:
+    def _counted(self, lines: Iterable[_Line]) -> Iterator[EventData]:
+        """Their events; each counts when the next one is asked for, as one that is refused never is."""
+        for each in lines:
             yield each.event
             self.event_count += 1
 
-    def _read(self, body: bytes) -> ParsedRecord:
+    def _refused(self, line: int, error: TidegateError) -> TidegateError:
+        """The error, with the line."""
+        self.refused_line = line
+        return type(error)(
+            f"{'File' if self._input.is_whole else 'Line'} {line}: {error.message}",
+            next_step="What was before it was sent.",
+        )
+
+    def _read(self, body: bytes) -> _Line:
         """An event, with the key or the partition that it is sent by."""
         routing = self._routing
         try:
@@ -243,11 +278,8 @@ class _Sender:
                 if partition_id not in self._partition_ids:
                     raise InvalidArgumentError(f"The event hub has no partition {partition_id!r}.")
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(
-                f"{'File' if self._input.is_whole else 'Line'} {self._line_number}: {error.message}",
-                next_step="What was before it was sent.",
-            ) from error
-        return ParsedRecord(found.event, key, partition_id)
+            raise self._refused(self._line_number, error) from error
+        return _Line(found.event, key, partition_id, self._line_number)
 
 
 async def _whole(chunks: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
