@@ -401,10 +401,11 @@ def test_rows_computed_elsewhere_need_known_columns() -> None:
         )
 
 
-@pytest.mark.parametrize("words", ["database is locked", "locking protocol"])
-def test_a_file_that_others_hold_is_busy(words: str) -> None:
-    """Trying again helps: both are what SQLite says when it has tried for as long as it wants to."""
-    cause = sqlite3.OperationalError(words)
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY_SNAPSHOT, sqlite3.SQLITE_PROTOCOL])
+def test_a_file_that_others_hold_is_busy(code: int) -> None:
+    """Trying again helps: both are what SQLite reports when it has tried for as long as it wants to."""
+    cause = sqlite3.OperationalError("busy")
+    cause.sqlite_errorcode = code
     told = translate(exc.OperationalError("SELECT", None, cause), doing="reading", where="db")
     assert isinstance(told, DatabaseUnavailableError)
 

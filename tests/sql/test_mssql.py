@@ -254,6 +254,26 @@ def test_errors_by_number(number: int, kind: ErrorKind) -> None:
     assert MssqlDialect().kinds_of(error) == kind
 
 
+@pytest.mark.parametrize(
+    ("number", "words", "kind"),
+    [
+        (2627, "The duplicate key value is (a (1205); [).", ErrorKind.DATA),
+        (2627, "The duplicate key value is (a (1205) (SQLExecDirectW); [).", ErrorKind.DATA),
+        (8623, "The connection to 'a' is closed.", NO_KIND),
+    ],
+)
+def test_a_value_is_not_the_errors_number(number: int, words: str, kind: ErrorKind) -> None:
+    """A sentence quotes the event's values, which must not make a row's fault an outage."""
+    assert MssqlDialect().kinds_of(server_error(number, words)) == kind
+
+
+def test_the_first_of_many_errors_decides() -> None:
+    """On Windows others follow it, without a function."""
+    error = server_error(2627, "Violation of PRIMARY KEY constraint.", state="23000")
+    followed = type(error)("23000", f"{error.args[1]}; [23000] The statement has been terminated. (3621)")
+    assert MssqlDialect().kinds_of(followed) == ErrorKind.DATA
+
+
 _LINK = "[08S01] [Microsoft]Communication link failure (0) (SQLExecDirectW)"
 _RESET = "[08S01] [Microsoft]TCP Provider: Error code 0x2746 (10054) (SQLExecDirectW)"
 _TIME = "[HYT00] [Microsoft]Login timeout expired (0) (SQLDriverConnect)"

@@ -103,6 +103,20 @@ def effect_numbers(database: Database) -> list[object]:
     return [row[0] for row in rows_in(database, effects)]
 
 
+@pytest.mark.parametrize(
+    "value", ["database is locked", "database or disk is full", "no such table: a", "no such savepoint: a"]
+)
+def test_an_events_words_are_not_the_databases(sqlite_url: str, value: str) -> None:
+    """SQLite's errors quote values: an event that imitates an outage would come again and again."""
+
+    def handle(context: TransactionContext, event: ReceivedEvent) -> None:
+        context.connection.execute(text("SELECT json_extract('{}', :path)"), {"path": value})
+
+    with Database.open(sqlite_url) as database:
+        process(transactions_of(database, handle), events_between(0, 1))
+        assert dead_numbers(database) == [0]
+
+
 def test_effects_dead_letters_and_checkpoint_are_one(base: Database) -> None:
     """Failed events are found one by one, undone and put aside; the others' effects stay."""
     transactions: PartitionTransactions = transactions_of(base, write_effects)

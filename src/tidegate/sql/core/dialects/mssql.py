@@ -98,9 +98,9 @@ _OF_USERS: Final = 50_000
 """The first number of RAISERROR and THROW."""
 _LOGINS: Final = frozenset({4060, 18452, 18456, 18470, 18486, 18487, 18488})
 """Of "Database Engine events and errors". 4060 is a database that cannot be opened."""
-_NUMBER: Final = re.compile(r"\((-?\d+)\)(?: \(SQL\w+\))?(?=; \[|['\"]\)$|$)")
-"""``[state] words (number) (function)``, and ``; [state] words (number)`` for more, which are only read on
-Windows (pyodbc, errors.cpp)."""
+_NUMBER: Final = re.compile(r".*\((-?\d+)\) \(SQL\w+\)", re.DOTALL)
+"""``[state] words (number) (function)``: the last, since the words may quote an event's value that looks like
+it. ``; [state] words (number)`` of more errors may follow, but only on Windows (pyodbc, errors.cpp)."""
 
 
 class _StoredName(sa.TypeDecorator[str]):
@@ -190,7 +190,7 @@ class MssqlDialect(SqlDialect):
             return True
 
     def is_login_refused(self, words: str) -> bool:
-        return bool(_numbers(words) & _LOGINS)
+        return _number(words) in _LOGINS
 
     def driver_step(self, words: str) -> str | None:
         if "libodbc" in words or "Can't open lib" in words or "IM002" in words:
@@ -303,11 +303,11 @@ class MssqlDialect(SqlDialect):
     def kinds_of(self, error: BaseException) -> ErrorKind:
         words = [str(each) for each in error.args]
         kinds = NO_KIND
-        numbers = _numbers(words[1] if len(words) > 1 else "")
+        number = _number(words[1] if len(words) > 1 else "")
         for codes, kind in _KINDS:
-            if numbers & codes:
+            if number in codes:
                 kinds |= kind
-        if any(number >= _OF_USERS for number in numbers - {_ENDED}):
+        if number >= _OF_USERS and number != _ENDED:
             kinds |= ErrorKind.DATA
         if not kinds and words:
             for starts, kind in _STATES:
@@ -317,7 +317,8 @@ class MssqlDialect(SqlDialect):
             return ErrorKind.DATA
         if not kinds and any("right truncation" in each or each == "HY105" for each in words):
             return ErrorKind.DATA  # pyodbc cannot send the value
-        is_closed = any("closed" in each and "connection" in each for each in words)
+        # The driver's own sentence, without an SQLSTATE.
+        is_closed = len(words) == 1 and "closed" in words[0] and "connection" in words[0]
         return ErrorKind.LOST if not kinds and is_closed else kinds
 
 
@@ -330,8 +331,10 @@ def _insert_absent(
     return table.insert().from_select(list(columns), absent, include_defaults=False)
 
 
-def _numbers(words: str) -> set[int]:
-    return {int(each) for each in _NUMBER.findall(words)}
+def _number(words: str) -> int:
+    """The server's number of an error; 0 if it is not the server's."""
+    found = _NUMBER.match(words)
+    return 0 if found is None else int(found[1])
 
 
 def _run(raw: Any, statement: str) -> Any:

@@ -1,4 +1,4 @@
-"""SQLite by Python's own driver: WAL, one writer at a time; errors by their messages."""
+"""SQLite by Python's own driver: WAL, one writer at a time; errors by their codes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ IS_READER: Final = "tidegate_is_reader"
 _DATA: Final = ("malformed JSON", "integer overflow")
 """Errors of functions in generated columns, checks and triggers about a value; SQLite calls them
 operational."""
-_KINDS: Final = (
-    ("database is locked", ErrorKind.BUSY),
+_KINDS: Final = {
+    sqlite3.SQLITE_BUSY: ErrorKind.BUSY,
     # A process that is stopped while writing the WAL's header also blocks readers: after 10 s SQLite reports
-    # "locking protocol" (SQLITE_PROTOCOL; seen with a stopped process).
-    ("locking protocol", ErrorKind.BUSY),
-    ("disk is full", ErrorKind.DISK_FULL),
-    ("disk I/O error", ErrorKind.BROKEN),
-    ("no such table", ErrorKind.NO_TABLE),
-    ("readonly database", ErrorKind.NO_RIGHT),
-    ("unable to open", ErrorKind.BROKEN),
-    ("no such savepoint", ErrorKind.NO_SAVEPOINT),
+    # "locking protocol" (seen with a stopped process).
+    sqlite3.SQLITE_PROTOCOL: ErrorKind.BUSY,
+    sqlite3.SQLITE_FULL: ErrorKind.DISK_FULL,
+    sqlite3.SQLITE_IOERR: ErrorKind.BROKEN,
+    sqlite3.SQLITE_READONLY: ErrorKind.NO_RIGHT,
+    sqlite3.SQLITE_CANTOPEN: ErrorKind.BROKEN,
+}
+"""By code ("Result and Error Codes"), since messages quote values of events."""
+_KINDS_WITHOUT_CODE: Final = (
+    ("no such table: ", ErrorKind.NO_TABLE),
+    ("no such savepoint: ", ErrorKind.NO_SAVEPOINT),
 )
+"""By the beginning of the message, which no value is; SQLITE_ERROR is the code of many errors."""
 
 
 class SqliteDialect(OnConflict, SqlDialect):
@@ -95,9 +99,12 @@ class SqliteDialect(OnConflict, SqlDialect):
     def kinds_of(self, error: BaseException) -> ErrorKind:
         text = str(error)
         kinds = ErrorKind.DATA if _is_data(error, text) else NO_KIND
-        if isinstance(error, sqlite3.OperationalError):
-            for words, kind in _KINDS:
-                if words in text:
+        # The low byte; the driver's own errors have no code.
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        kinds |= _KINDS.get(code, NO_KIND)
+        if code == sqlite3.SQLITE_ERROR:
+            for words, kind in _KINDS_WITHOUT_CODE:
+                if text.startswith(words):
                     kinds |= kind
         return kinds
 
