@@ -271,6 +271,40 @@ def test_an_error_of_a_users_own_trigger_is_its_events_fault(server_url: str) ->
         assert "no seven" in DeadLetters(database).list()[0].reason
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "SELECT 1 INTO STRICT one WHERE NEW.value <> 7;",
+        "ASSERT NEW.value <> 7;",
+        "IF NEW.value = 7 THEN RAISE 'of PL/Python' USING ERRCODE = '38000'; END IF;",
+    ],
+)
+def test_what_ends_a_trigger_is_its_events_fault(postgresql_url: str, body: str) -> None:
+    """A query without a row, an assertion, and an exception of another language."""
+    with Database.open(postgresql_url) as database:
+        table = _numbered("triggered", Column("value", Integer))
+        database.ensure_table(table)
+        with database.writing() as connection, connection.begin():
+            connection.exec_driver_sql(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE one int; BEGIN "
+                f"{body} RETURN NEW; END $$"
+            )
+            connection.exec_driver_sql(_TRIGGERS["postgresql"][1])
+        assert _process(database, table, [1, 7, 2]) == BatchResult(2, 1, 0, 0, 3)
+        assert dead_numbers(database) == [1]
+
+
+def test_json_too_deep_for_the_stack_is_its_events_fault(postgresql_url: str) -> None:
+    """PostgreSQL reads nested JSON on its stack, and only so much of it."""
+    with Database.open(postgresql_url) as database:
+        table = _numbered(
+            "deep", Column("value", Text), Column("read", JSON, Computed("value::json", persisted=True))
+        )
+        assert _process(database, table, ["[]", "[" * 200_000, "{}"]) == BatchResult(2, 1, 0, 0, 3)
+        assert dead_numbers(database) == [1]
+        assert "stack depth" in DeadLetters(database).list()[0].reason
+
+
 def test_names_with_percent_signs_are_only_names(database: Database) -> None:
     """In statements with parameters they are doubled, and a COPY has none."""
     table = _numbered("100%", Column("delay%", Integer, key="value"))

@@ -45,16 +45,21 @@ _KINDS: Final = (
     (("40", "55P03", "53"), ErrorKind.BUSY),
     (("40P01",), ErrorKind.DEADLOCK),
     (("53100",), ErrorKind.DISK_FULL),
-    (("21", "22", "23", "44", "45", "P0001", "42804", "42846", "54000"), ErrorKind.DATA),
+    (("21", "22", "23", "38000", "44", "45", "P0", "42804", "42846", "54000", "54001"), ErrorKind.DATA),
     (("21000",), ErrorKind.SECOND_TIME),
     (("42P01",), ErrorKind.NO_TABLE),
     (("42501",), ErrorKind.NO_RIGHT),
     (("3B001", "25P01"), ErrorKind.NO_SAVEPOINT),
 )
 """By the beginning of the SQLSTATE (PostgreSQL 15 documentation, appendix A): 21 cardinality, 22 data, 23
-integrity, 44 view check, P0001 a trigger's RAISE, 42804/42846 type mismatch and cast, 54000 a value too long
-for its index; SQL reserves 45 for users' own errors. 21000: ON CONFLICT DO UPDATE met a row for the second
-time. 3B001, 25P01: no such savepoint, no transaction in progress."""
+integrity, 38000 a function's exception in another language, 44 view check, P0 a trigger's RAISE, ASSERT or
+STRICT, 42804/42846 type mismatch and cast, 54000 a value too long for its index, 54001 JSON nested too
+deep for the stack; SQL reserves 45 for users' own errors. 21000: ON CONFLICT DO UPDATE met a row for the
+second time. 3B001, 25P01: no such savepoint, no transaction in progress.
+
+Not XX000, which extensions (PostGIS) and PL/Perl also use for a value: it is PostgreSQL's state of a damaged
+index or catalog, which would make a dead letter of every event. Whether other rows are accepted shows nothing
+if the batch has one."""
 
 
 class PostgresqlDialect(OnConflict, SqlDialect):
