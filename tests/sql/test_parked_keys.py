@@ -36,7 +36,7 @@ from tidegate.sql import (
 from tidegate.sql.commit.transactions import SqlTransactions
 from tidegate.sql.core.parked_keys import PARKED, first_open_by_key
 from tidegate.sql.core.schema import checkpoint, dead_letter, dead_letter_audit, open_keys, schema_version
-from tidegate.sql.core.values import NewDeadLetter
+from tidegate.sql.core.values import KEY_CHARACTERS_MAX, NewDeadLetter, storable_key
 
 PARK = FailurePolicy(FailureAction.PARK_KEY)
 
@@ -384,3 +384,11 @@ def test_a_database_of_an_older_version_gets_the_index(database_url: str) -> Non
         assert open_keys.name in {
             index["name"] for index in inspect(connection).get_indexes(dead_letter.name)
         }
+
+
+@pytest.mark.parametrize("character", ["k", "\0", "\ud800", "\N{WAVING HAND SIGN}"])
+def test_a_stored_key_fits_its_column(character: str) -> None:
+    """Also on SQL Server, whose column has so many code units of UTF-16: it would refuse the dead letter."""
+    for count in (20, 100, KEY_CHARACTERS_MAX, 5_000):
+        kept = storable_key(character * count)
+        assert len(kept.encode("utf-16-le")) // 2 <= KEY_CHARACTERS_MAX

@@ -449,12 +449,17 @@ PlaceOf = Callable[[int], EventPlace]
 def storable_key(partition_key: str) -> str:
     """A partition key as stored in dead letters. Keys that begin alike and are longer count as one: their
     events wait for each other."""
-    return storable_text(partition_key, KEY_CHARACTERS_MAX)
+    text = storable_text(partition_key)
+    units = text.encode("utf-16-le")  # the length of SQL Server's column is in these
+    if len(units) <= 2 * KEY_CHARACTERS_MAX:
+        return text
+    return units[: 2 * (KEY_CHARACTERS_MAX - 1)].decode("utf-16-le", "ignore") + "…"
 
 
 def storable_text(text: str, characters_max: int | None = None, *, is_end_kept: bool = False) -> str:
     """``text`` in a form that every database accepts: no NUL, no lone surrogates, cut to
     ``characters_max``."""
+    text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
     if characters_max is not None and len(text) > characters_max:
         text = "…" + text[-characters_max + 1 :] if is_end_kept else text[: characters_max - 1] + "…"
-    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+    return text

@@ -72,7 +72,7 @@ class DeadLetterTable:
             "body": failed.contents.body,
         }
         return {
-            name: storable_text(storable_text(value), getattr(columns[name].type, "length", None))
+            name: storable_text(value, getattr(columns[name].type, "length", None))
             if isinstance(value, str)
             else value
             for name, value in values.items()
