@@ -257,6 +257,14 @@ def test_a_garbled_message_property_is_named(text: str, content_type: str, words
     assert words in refused.value.message
 
 
+@pytest.mark.parametrize("kind", ["double", "timestamp"])
+def test_a_long_value_is_not_quoted_whole(kind: str) -> None:
+    """Errors are parts of pages: two megabytes of a wrong number were."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_properties(f"a:{kind}={'x' * 1_000_000}")
+    assert len(caught.value.message) < 400
+
+
 def test_what_no_line_can_hold_is_told() -> None:
     """Lists and maps, which only careless senders put there."""
     text, left_out = format_properties({"a": [1], "b": {}, 7: "x", "c": Int(1)})

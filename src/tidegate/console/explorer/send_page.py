@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import string
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -60,7 +62,8 @@ _FORM_CHARACTERS_MAX: Final = 1_200_000
 _KEY_PATH_CHARACTERS_MAX: Final = 1_000
 _LINES_MAX: Final = 2 * SEND_LINES_MAX
 """Of a set, the empty ones included."""
-_ESCAPED_AT_ONCE: Final = 65_536
+_CHARACTERS_AT_ONCE: Final = 65_536
+"""C code that works on a whole field would hold up the event loop from a thread as well."""
 _LEFT_OUT_MAX: Final = 20
 """Things that a copy lacks which are named one by one. Our choice."""
 _EMPTY: Final[Mapping[str, str]] = {
@@ -264,9 +267,9 @@ def _copy_of(detail: EventDetail) -> tuple[Mapping[str, str], Sequence[str]]:
 
 
 def _escaped(text: str) -> Markup:
-    """In pieces: a megabyte takes C code 15 ms, which would hold up the event loop in this thread as well."""
-    starts = range(0, len(text), _ESCAPED_AT_ONCE)
-    return Markup("".join(escape(text[start : start + _ESCAPED_AT_ONCE]) for start in starts))
+    """In pieces: a megabyte takes 15 ms."""
+    starts = range(0, len(text), _CHARACTERS_AT_ONCE)
+    return Markup("".join(escape(text[start : start + _CHARACTERS_AT_ONCE]) for start in starts))
 
 
 def _place(hub: str) -> str:
@@ -276,14 +279,27 @@ def _place(hub: str) -> str:
 def _texts(form: FormData) -> dict[str, str]:
     """The fields that are text, with line ends as files have them: browsers send CR LF."""
     given = {name: value for name, value in form.items() if isinstance(value, str)}
-    return {name: given.get(name, default).replace("\r\n", "\n") for name, default in _EMPTY.items()}
+    return {name: _with_plain_ends(given.get(name, default)) for name, default in _EMPTY.items()}
+
+
+def _with_plain_ends(text: str) -> str:
+    """In pieces that end with a line: two megabytes of line ends take 20 ms."""
+    pieces: list[str] = []
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + _CHARACTERS_AT_ONCE) + 1 or len(text)
+        pieces.append(text[start:end].replace("\r\n", "\n"))
+        start = end
+    return "".join(pieces)
 
 
 def _body(fields: Mapping[str, str]) -> bytes:
     if fields["encoding"] != "base64":
         return utf8(fields["body"], "The body")
     try:
-        return b64decode("".join(fields["body"].split()), validate=True)
+        # Not split and joined: two megabytes in short words take 90 ms of C code.
+        encoded = fields["body"].encode("ascii").translate(None, string.whitespace.encode())
+        return b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidArgumentError(f"The body is not base64: {error}.") from error
 
@@ -333,12 +349,14 @@ async def _set_of(form: FormData, fields: Mapping[str, str]) -> bytes:
 
 def _lines(content: bytes) -> list[bytes]:
     """The events of a set, one a line; empty lines left out. Raises InvalidArgumentError for too many."""
-    # Before they are objects: 16 MB may be as many lines.
-    if (count := content.count(b"\n")) > _LINES_MAX:
-        raise InvalidArgumentError(
-            f"A set has at most {SEND_LINES_MAX:,} lines, and as many empty ones, not {count:,}."
-        )
-    return [line for line in (line.removesuffix(b"\r") for line in content.split(b"\n")) if line]
+    # One at a time: 16 MB may be as many lines, and C code that splits them lets no other thread run.
+    found: list[bytes] = []
+    for number, line in enumerate(BytesIO(content)):
+        if number == _LINES_MAX:
+            raise InvalidArgumentError(f"A set has at most {SEND_LINES_MAX:,} lines, and as many empty ones.")
+        if event := line.removesuffix(b"\n").removesuffix(b"\r"):
+            found.append(event)
+    return found
 
 
 def _number(text: str, what: str) -> int:
