@@ -218,6 +218,17 @@ def test_only_modern_tls_is_spoken(tmp_path: Path) -> None:
             _handshake(made, "localhost", client(version, ciphers))
 
 
+@pytest.mark.parametrize("group", ["ffdhe2048", "ffdhe8192", "X448", "secp521r1"])
+def test_keys_are_exchanged_over_one_cheap_curve(tmp_path: Path, group: str) -> None:
+    """A client chooses the group: one with 8,192 bits cost the service 0.2 s. Usual clients offer several."""
+    made = ensure_server_certificate(tmp_path, [], clock=FixedClock())
+    _handshake(made, "localhost")  # its first key is of X25519
+    client = ssl.create_default_context(cafile=str(made.ca_file))
+    client.set_ecdh_curve(group)
+    with pytest.raises(ssl.SSLError):
+        _handshake(made, "localhost", client)
+
+
 def test_ending_certificate_is_renewed(tmp_path: Path) -> None:
     """A service started late in its certificate's life does not serve an expired one a week later."""
     clock = FixedClock()

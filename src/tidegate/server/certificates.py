@@ -41,6 +41,10 @@ _CLOCK_SKEW = timedelta(days=1)
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """For TLS 1.2: only forward secrecy and authenticated encryption (RFC 9325 section 4.2), as always in 1.3."""
 
+_GROUP = "prime256v1"
+"""The one group for the exchange of keys, which each client must have (RFC 8446 section 9.1). By default,
+OpenSSL lets a client choose ffdhe8192: its 1.1 KB cost 0.2 s of the loop. Python before 3.15 sets one."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +64,7 @@ class ServerCertificate:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(_CIPHERS)
+        context.set_ecdh_curve(_GROUP)
         # Otherwise a client could force endless handshakes on one connection.
         context.options |= ssl.OP_NO_RENEGOTIATION
         context.load_cert_chain(self.certificate_file, self.key_file, password=_refuse_password)

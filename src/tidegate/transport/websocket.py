@@ -20,13 +20,14 @@ from urllib.parse import unquote
 from websockets.datastructures import Headers
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Request, Response
-from websockets.protocol import OPEN, SEND_EOF, Protocol
+from websockets.protocol import CONNECTING, OPEN, SEND_EOF, Protocol
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from tidegate.model.errors import RemoteProtocolError, TidegateError
 from tidegate.transport.admission import Ticket
 from tidegate.transport.peers import peer_name_of, site_in
+from tidegate.transport.pieces import Pieces
 from tidegate.transport.streams import WRITE_HIGH_BYTES, ByteStream, Payload, StreamReceiver
 from tidegate.transport.turns import Share, Turns
 
@@ -46,11 +47,9 @@ STRANGER_FRAME_BYTES_MAX: Final = 64 * 1024
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a peer may take to answer our close frame (our choice)."""
 
-PIECE_BYTES_MIN: Final = 2048
 PIECE_BYTES_MAX: Final = 64 * 1024
-FRAMES_PER_PIECE: Final = 16
-"""Bytes parsed before others may have a turn; the minimum if the last piece had more than FRAMES_PER_PIECE
-(our choice: 340 frames of six bytes, at some microseconds each)."""
+FRAMES_AT_ONCE: Final = 16
+"""Bytes, and frames, that are parsed before others may have a turn (our choice: a frame takes some 10 us)."""
 
 PINGS_MAX: Final = 1000
 """Pings that are answered while the peer does not read (our choice: clients send one every few seconds). Each
@@ -69,6 +68,16 @@ _PROTOCOL_LOG.setLevel(logging.ERROR)
 _TEXT_REFUSED: Final = 1003
 _GOING_AWAY: Final = 1001
 _NORMAL: Final = 1000
+
+
+def _length_of(header: bytes) -> int:
+    """Of what follows the header of a frame, as ``Pieces`` asks for it (RFC 6455 section 5.2)."""
+    code = header[1] & 0x7F
+    header_bytes = 2 + {126: 2, 127: 8}.get(code, 0)
+    if len(header) < header_bytes:
+        return len(header) - header_bytes
+    length = int.from_bytes(header[2:], "big") if code > 125 else code
+    return length + (4 if header[1] & 0x80 else 0)  # the mask
 
 
 def send_messages(protocol: Protocol, buffers: Sequence[Payload]) -> None:
@@ -119,7 +128,7 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
         self._is_transport_paused = False
         self._share = Share(None if turns is None else turns.for_arrivals, self._work)
         self._unparsed = memoryview(b"")
-        self._piece_bytes = PIECE_BYTES_MIN
+        self._frames = Pieces(2, _length_of, units_max=FRAMES_AT_ONCE)
         self._pings_unread = 0
         """Pings received since writing was paused."""
         self._is_closing = False
@@ -218,15 +227,13 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
     # --- helpers ---
 
     def _work(self) -> bool:
-        """Parse the input, a piece at a time; returns whether more is left when the time is over.
-
-        Pieces are small if frames are, because each frame costs as much as some KB.
-        """
+        """Parse the input, a piece at a time; returns whether more is left when the time is over."""
         while self._unparsed and not self._is_reading_paused:
-            piece, self._unparsed = self._unparsed[: self._piece_bytes], self._unparsed[self._piece_bytes :]
-            frames = self._parse(bytes(piece))
-            is_dense = frames > FRAMES_PER_PIECE
-            self._piece_bytes = PIECE_BYTES_MIN if is_dense else min(2 * self._piece_bytes, PIECE_BYTES_MAX)
+            size = len(self._unparsed)
+            if self._protocol.state is not CONNECTING:  # else it is the request, without frames behind it
+                size, _ = self._frames.next_piece(self._unparsed[:PIECE_BYTES_MAX])
+            piece, self._unparsed = self._unparsed[:size], self._unparsed[size:]
+            self._parse(bytes(piece))
             if self._share.is_time_over:
                 break
         if self._protocol.reader.buffer and self._receiver is not None:
@@ -234,12 +241,10 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
         self._update_transport()
         return len(self._unparsed) > 0 and not self._is_reading_paused
 
-    def _parse(self, piece: bytes) -> int:
-        """Parse a piece, and return the number of frames that ended in it."""
+    def _parse(self, piece: bytes) -> None:
         protocol = self._protocol
         protocol.receive_data(piece)
-        events = protocol.events_received()
-        for event in events:
+        for event in protocol.events_received():
             if isinstance(event, Request):
                 self._on_request(event)
             elif isinstance(event, Frame):
@@ -247,7 +252,6 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
         if protocol.parser_exc is not None and self._error is None:
             self._error = RemoteProtocolError(f"The WebSocket of {self._peer_name}: {protocol.parser_exc}.")
         self._send()
-        return len(events)
 
     def _update_transport(self) -> None:
         """Pause or resume reading, so that only what can be parsed is read."""
