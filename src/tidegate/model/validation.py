@@ -28,10 +28,10 @@ NOT_GIVEN: Final = {"is_given": False}
 
 T = TypeVar("T")
 
-_REFUSAL: Final = re.compile(
-    r"(?P<problem>.*?)(?: - at `(?:key` in `)?\$\.?(?P<path>[\w.\[\]]{0,200})`)?", re.DOTALL
-)
-"""The path ends the refusal; an unknown name or a value that is quoted before it may contain anything."""
+_PATH: Final = re.compile(r" - at `(?:key in `)?\$\.?(?P<path>[\w.\[\]]{0,200})`\Z")
+"""It ends the refusal; an unknown name or a value that is quoted before it may contain anything."""
+_PATH_CHARACTERS: Final = 250
+"""The pattern matches in so many at the end; what is quoted before may have a quarter of a million."""
 _TYPES: Final = re.compile(r"Expected `(?P<wanted>.*?)`(?P<bound> .*?)?(?:, got `(?P<found>.*)`)?", re.DOTALL)
 _NAMED: Final = re.compile(r"Object (?P<kind>contains|missing) \w+ field `(?P<name>.*)`", re.DOTALL)
 _QUOTED_MAX: Final = 120
@@ -157,9 +157,9 @@ def _path(kind: type, value: object) -> Path:
 
 
 def _refusal(error: msgspec.ValidationError, kind: object, where: str) -> InvalidArgumentError:
-    refusal = _REFUSAL.fullmatch(str(error))
-    assert refusal is not None  # the pattern matches any message
-    problem, path = refusal["problem"], refusal["path"] or ""
+    message = str(error)
+    found = _PATH.search(message, max(0, len(message) - _PATH_CHARACTERS))
+    problem, path = (message, "") if found is None else (message[: found.start()], found["path"])
     place = f"{where}.{path}" if where and path and path[0] != "[" else where + path
     if (named := _NAMED.fullmatch(problem)) is not None:
         name = named["name"][:80]
