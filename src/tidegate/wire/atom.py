@@ -82,10 +82,19 @@ def parse_description(body: bytes, kind: str) -> dict[str, str]:
     """The properties of the description in a body, with or without an entry around it: name → text.
 
     An empty body is a description without properties.
-    Raises InvalidArgumentError for invalid XML, a document type, or a body without a description of ``kind``.
+    Raises InvalidArgumentError for invalid XML, a document type (also as text that is not escaped), another
+    encoding than UTF-8, or a body without a description of ``kind``.
     """
     if not body.strip():
         return {}
+    # Expat would expand entities until the end of the body, even after an exception of ours.
+    if b"<!DOCTYPE" in body:
+        raise InvalidArgumentError(
+            "The body has a document type, which is not allowed.", next_step="Remove the document type."
+        )
+    # Expat reads UTF-16 whatever it is given as the encoding; all markup in it has these.
+    if b"\0" in body:
+        raise InvalidArgumentError("The body is not XML in UTF-8: it has a zero byte.")
     # As clients' Content-Type says, whatever the body does: Python keeps each name of an encoding forever.
     parser = XMLParser(target=_Builder(), encoding="utf-8")
     try:
@@ -104,14 +113,9 @@ def parse_description(body: bytes, kind: str) -> dict[str, str]:
 
 
 class _Builder(TreeBuilder):
-    """Builds the tree of a body, whose size is limited, and refuses what could exceed the limit."""
+    """Builds the tree of a body, and limits its size."""
 
     _depth = _count = 0
-
-    def doctype(self, *_: object) -> None:
-        raise InvalidArgumentError(
-            "The body has a document type, which is not allowed.", next_step="Remove the document type."
-        )
 
     def start(self, tag: str, attrs: dict[str, str]) -> Element:
         self._depth += 1
