@@ -95,7 +95,7 @@ EVENTS: Final = HIDDEN | {
 def delivered(event: bytes, metrics: bytes = b"") -> bytes:
     """As a receiver gets an event that was sent to the hub: with sequence number 5."""
     sections = split_batch(batch_envelope() + wrap_event(event))
-    stored = rewritten_batch(sections, list(unpublished_events(sections)), None)
+    stored = rewritten_batch(sections, list(filter(None, unpublished_events(sections))), None)
     (delivery,) = event_deliveries(
         bytes(stored.payload),
         array("I", stored.lengths),

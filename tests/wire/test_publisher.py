@@ -80,7 +80,7 @@ _FORGED = {
 def _unpublished(message: bytes) -> bytes:
     """As it is stored, where it is not sent to a publisher's address."""
     assert may_pretend(message)
-    (event,) = unpublished_events(split_batch(batch_envelope() + wrap_event(message)))
+    (event,) = filter(None, unpublished_events(split_batch(batch_envelope() + wrap_event(message))))
     return bytes(unwrap(event))
 
 
@@ -155,6 +155,22 @@ def test_a_publishers_large_event_is_checked_in_steps() -> None:
     assert decode_message(unwrap(stored or b"")).value == [None] * 30_000
     with pytest.raises(DecodeError, match="more than 40000 values"):
         list(published_events(split_single(encode_message(Message(value=[None] * 50_000))), "p"))
+
+
+def test_an_event_of_many_sections_is_rewritten_in_steps() -> None:
+    """Protects the event loop: 9,998 empty data sections took 22 ms in one step, a publisher's 50 ms."""
+    entries = _FORGED["symbol"] + b"\xa1\x01q"
+    forged = b"\x00\x53\x72\xc1" + bytes((len(entries) + 1, 2)) + entries
+    body = b"\x00\x53\x75\xa0\x00" * 9_998
+    *steps, event = unpublished_events(split_batch(batch_envelope() + wrap_event(forged + body)))
+    assert steps == [None] * 100
+    assert event == wrap_event(body)
+    few, many = (split_batch(batch_envelope() + wrap_event(body[: 5 * count])) for count in (1_000, 1_001))
+    *steps, event = published_events(few, "p")
+    assert len(steps) >= 10
+    assert decode_message(unwrap(event or b"")).data == (b"",) * 1_000
+    with pytest.raises(DecodeError, match="more than 1,000 sections"):
+        list(published_events(many, "p"))
 
 
 def test_a_publishers_annotations_cost_little() -> None:

@@ -8,11 +8,14 @@ from typing import Final
 
 from tidegate.amqp.decode import PROTOCOL_LIMITS, check_key, decode_value, skip_value
 from tidegate.amqp.errors import DecodeError
-from tidegate.amqp.message import DELIVERY_ANNOTATIONS, HEADER, MESSAGE_ANNOTATIONS, Section
+from tidegate.amqp.message import DELIVERY_ANNOTATIONS, FOOTER, HEADER, MESSAGE_ANNOTATIONS, Section
 
 ANNOTATIONS_32: Final = 0x005372D1
 DELIVERY_ANNOTATIONS_32: Final = 0x005371D1
 """The first bytes of a section of message annotations, or delivery annotations, with 32-bit lengths."""
+
+_REPLACED: Final = (DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS)
+_DESCRIPTORS: Final = {code: bytes((0, 0x53, code)) for code in range(HEADER, FOOTER + 1)}
 
 pack_map32: Final = struct.Struct(">III").pack
 """What precedes the entries of such a section: section and constructor, size, count."""
@@ -62,11 +65,11 @@ def reassembled(
 
     Rust's client reads seven sections. Each gets a descriptor of the only form that Python's client reads.
     """
-    header, others = b"", []
+    header = b""
+    others: list[bytes] = []
     for code, _, value_start, end in sections:
-        section = b"\x00\x53" + bytes((code,)) + message[value_start:end]
         if code == HEADER:
-            header = section
-        elif code not in (DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS):
-            others.append(section)
+            header = _DESCRIPTORS[code] + message[value_start:end]
+        elif code not in _REPLACED:
+            others += _DESCRIPTORS[code], message[value_start:end]
     return b"".join((header, delivery_annotations, annotations, *others))

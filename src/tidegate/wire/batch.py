@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from tidegate.amqp.decode import Buffer, decode_value
@@ -64,6 +65,10 @@ _OTHER_BYTES: Final = 256
 
 _SINGLE_SECTIONS: Final = 1_000
 """Sections of a single message that are found in a step: less than 1 ms."""
+
+_SEARCHED_SECTIONS: Final = 10
+"""Sections of an event among which its numbers are looked for: in the standard's order, annotations are the
+third at most."""
 
 ANNOTATIONS_BYTES_MAX: Final = 65_536
 """Bytes of message annotations that are decoded (our choice: those of clients take less than 1 KB)."""
@@ -323,7 +328,7 @@ def _find_data_sections(view: memoryview, offset: int, lengths: array[int]) -> i
 
 
 def _event_numbers(event: Buffer) -> tuple[int | None, int | None, int | None]:
-    for code, _, value_start, end in iter_sections(event):
+    for code, _, value_start, end in islice(iter_sections(event), _SEARCHED_SECTIONS):
         if code == MESSAGE_ANNOTATIONS:
             return _producer_parts(decode_annotations(event, value_start, end))
     return None, None, None

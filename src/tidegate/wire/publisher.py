@@ -14,7 +14,7 @@ publisher name".
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from tidegate.amqp.decode import Limits
 from tidegate.amqp.encode import append_value
@@ -23,6 +23,7 @@ from tidegate.amqp.message import (
     DATA,
     DELIVERY_ANNOTATIONS,
     MESSAGE_ANNOTATIONS,
+    SECTIONS_MAX,
     Section,
     decode_message,
     iter_sections,
@@ -56,6 +57,10 @@ _STEP_BYTES = 4096
 _LIMITS = Limits(map_entries_max=40_000, values_max=40_000)
 """Of body and application properties of a publisher's event, which are decoded in one step (our choice: about
 15 ms)."""
+_SECTIONS_MAX = 1_000
+"""Of a publisher's event, which are checked in one step (our choice: 5 ms)."""
+_STEP_SECTIONS = 100
+"""Sections of an event that are found in a step: less than 1 ms."""
 
 
 def published_events(sections: BatchSections, publisher: str) -> Iterator[bytes | None]:
@@ -87,14 +92,17 @@ def may_pretend(payload: bytes) -> bool:
     return bool(names) and _PART in payload and any(name in payload for name in names)
 
 
-def unpublished_events(sections: BatchSections) -> Iterator[bytes]:
-    """The stored form of each event, without the publisher that its sender wrote.
+def unpublished_events(sections: BatchSections) -> Iterator[bytes | None]:
+    """The stored form of each event, without the publisher that its sender wrote. None comes before each
+    further step of one with many sections.
 
     Raises DecodeError for invalid sections. An event that is not a message is delivered as a body.
     """
     for event in iter_events(sections.payload, sections.lengths):
         encoded = bytes(event)
-        yield wrap_event(_unnamed(encoded) if may_pretend(encoded) else encoded)
+        if may_pretend(encoded):
+            encoded = yield from _unnamed(encoded)
+        yield wrap_event(encoded)
 
 
 def rewritten_batch(sections: BatchSections, events: Sequence[bytes], publisher: str | None) -> BatchSections:
@@ -116,7 +124,7 @@ def check_key(partition_key: str | None, publisher: str) -> None:
 
 def _annotated(message: bytes, publisher: str, ours: bytes) -> Iterator[bytes | None]:
     """See ``published_events``."""
-    sections = list(iter_sections(message))
+    sections = yield from _found_sections(message, sections_max=_SECTIONS_MAX)
     once: set[int] = set()
     for code, _, value_start, end in sections:
         if is_once(code, once) and code == MESSAGE_ANNOTATIONS:
@@ -139,17 +147,33 @@ def _annotated(message: bytes, publisher: str, ours: bytes) -> Iterator[bytes | 
     yield wrap_event(published)
 
 
-def _unnamed(message: bytes) -> bytes:
+def _unnamed(message: bytes) -> Generator[None, None, bytes]:
+    """See ``unpublished_events``."""
     try:
-        sections = list(iter_sections(message))
+        sections = yield from _found_sections(message)
         _, all_count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, ())
         kept, count = merged_entries(message, sections, MESSAGE_ANNOTATIONS, (PUBLISHER,))
         if count == all_count:
             return message
         annotations = annotations_section(ANNOTATIONS_32, kept, count)
+        if len(sections) >= _STEP_SECTIONS:
+            yield None
         return reassembled(message, sections, annotations, _delivery_annotations(message, sections))
     except DecodeError:
         return wrap_event(message)  # also beyond our limits, which other readers do not have
+
+
+def _found_sections(
+    message: bytes, *, sections_max: int = SECTIONS_MAX
+) -> Generator[None, None, list[Section]]:
+    sections: list[Section] = []
+    for section in iter_sections(message):
+        if len(sections) == sections_max:
+            raise DecodeError(f"A publisher's event has more than {sections_max:,} sections.")
+        sections.append(section)
+        if len(sections) % _STEP_SECTIONS == 0:
+            yield None
+    return sections
 
 
 def _delivery_annotations(message: bytes, sections: Sequence[Section]) -> bytes:

@@ -48,9 +48,9 @@ _ENTRY_BYTES = 512
 
 _SECTIONS_AT_ONCE = 2_000
 """Events of the deliveries that arrive together that are found immediately: about 1 ms."""
-_EVENTS_AT_ONCE = 200
-_BYTES_AT_ONCE = 16 * 1024
-"""Events, and their bytes, that are rewritten immediately: about 1 ms."""
+_EVENTS_AT_ONCE = 20
+_BYTES_AT_ONCE = 4 * 1024
+"""Events, and their bytes, of these that are rewritten immediately: 2 ms, or 5 if all bytes are sections."""
 
 _REWRITTEN_BYTES = 160
 """Approximate memory of a rewritten event beside its bytes (measured: 28 MB for 200,000 of none)."""
@@ -235,9 +235,15 @@ class IngressLink(LinkNode):
         self._sections_left -= len(sections.lengths)
         if is_as_sent:
             return self._store(sections)
-        if len(sections.lengths) > _EVENTS_AT_ONCE or size > _BYTES_AT_ONCE:
+        share = max(len(sections.lengths) / _EVENTS_AT_ONCE, size / _BYTES_AT_ONCE)
+        self._sections_left -= int(share * _SECTIONS_AT_ONCE)
+        if share > 1:
             return self._write_later(iter((sections,)), is_as_sent)
-        events = list(filter(None, self._rewritten(sections)))
+        events: list[bytes] = []
+        for event in self._rewritten(sections):
+            if event is None:  # more work than one step
+                return self._write_later(iter((sections,)), is_as_sent)
+            events.append(event)
         return self._store_rewritten(sections, events)
 
     def _rewritten(self, sections: BatchSections) -> Iterator[bytes | None]:
