@@ -36,12 +36,13 @@ from tidegate.server.applying import apply_declared, set_root_key
 from tidegate.server.event_loop import share_interpreter
 from tidegate.server.exposure import exposure_warnings
 from tidegate.server.memory import (
+    Collections,
     allow_open_files,
+    full_collections_put_off,
     give_back_freed_memory,
     keep_freed_memory,
     memory_max_bytes_default,
     open_files_max,
-    start_kept_from_collections,
 )
 from tidegate.server.opening import open_broker
 from tidegate.server.ready import (
@@ -109,6 +110,10 @@ class TidegateServer:
     def connection_statistics(self) -> AdmissionStatistics:
         """Open and refused connections. Raises ClosedError if the service is not running."""
         return _running(self._amqp).admission.statistics()
+
+    def held_bytes(self) -> int:
+        """Memory that clients hold, in bytes. Raises ClosedError if the service is not running."""
+        return _running(self._amqp).budget.statistics().used_bytes
 
     @property
     def ready(self) -> ReadyInformation:
@@ -456,10 +461,10 @@ async def run_server(
     server = TidegateServer(settings, link_secret=link_secret)
     ready = await server.start()
     try:
-        with start_kept_from_collections():
+        with full_collections_put_off():
             if on_ready is not None:
                 on_ready(ready)
-            await asyncio.get_running_loop().create_future()
+            await Collections(server.held_bytes).run()
     finally:
         await server.close()
 
