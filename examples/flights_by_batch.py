@@ -45,21 +45,28 @@ _FIELDS: list[tuple[str, pa.DataType]] = [
     ("dep_time", pa.int32()),
     ("arr_delay", pa.int32()),
 ]
-FLIGHT = pa.schema(_FIELDS)
+LINE = pa.schema([("flight", pa.struct(_FIELDS))])
 
 
 def parse(batch: pa.RecordBatch) -> Any:
-    """The flights of a batch, in its order. Raises if a body is not a flight's JSON object."""
+    """The flights of a batch, in its order. Raises if a body is not a flight's JSON object.
+
+    An empty body and one with two objects must not shift the flights between them to other events. So each
+    body is wrapped: ``{"flight":BODY}``. Whatever it contains, the added ``}`` is outside strings, which
+    have no raw line feed, and the next ``{``, without a comma, is valid outside objects alone. So each yields
+    at least one object or an error, and where the total is right, each has yielded one.
+    """
     bodies: list[Any] = batch.column("body").to_pylist()
-    lines: Any = b"\n".join(bodies)
+    lines: Any = b'{"flight":' + b'}\n{"flight":'.join(bodies) + b"}"
     source: Any = pa.BufferReader(lines)
-    flights = pyarrow.json.read_json(
+    objects = pyarrow.json.read_json(
         source,
         read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-        parse_options=pyarrow.json.ParseOptions(explicit_schema=FLIGHT, unexpected_field_behavior="ignore"),
+        parse_options=pyarrow.json.ParseOptions(explicit_schema=LINE, unexpected_field_behavior="ignore"),
     )
-    if len(flights) != len(batch):
+    if len(objects) != len(batch):
         raise ValueError("a body is not one JSON object")
+    flights: Any = pa.Table.from_struct_array(objects["flight"])
     return flights
 
 

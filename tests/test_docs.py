@@ -24,6 +24,7 @@ from tidegate.cli.hosts.metrics import PREFIX as HOST_METRIC_PREFIX
 from tidegate.gateway.metrics import METRICS
 from tidegate.gateway.metrics import PREFIX as METRIC_PREFIX
 from tidegate.model import errors, limits
+from tidegate.model.events import EventContents, ReceivedEvent
 from tidegate.model.hub_settings import HUB_SETTINGS
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy
 from tidegate.server.ready import ReadyInformation
@@ -315,6 +316,13 @@ def test_the_example_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> N
         assert again[0] <= 200
     else:
         assert again[0] == 200
+
+
+def test_the_example_prints_any_body(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is not UTF-8 would end each start at the same event; an escape character steers a terminal."""
+    example = importlib.import_module("examples.checkpoint_every_n")
+    example.process(ReceivedEvent("0", 7, "7", 0, contents=EventContents(b"\xff\x1b[2J")))
+    assert capsys.readouterr().out == "7 b'\\xff\\x1b[2J'\n"
 
 
 # --- troubleshooting --------------------------------------------------------------------------------------

@@ -279,7 +279,7 @@ def _verbs_of(output: Path) -> list[str]:
 
 def _words_of(output: Path) -> set[str]:
     """Bodies of the events that were shown: the last words of lines ``PARTITION NUMBER BODY``."""
-    return set(re.findall(r"^\d+ \d+ (\w+)$", output.read_text(), re.MULTILINE))
+    return set(re.findall(r"^\d+ \d+ b'(\w+)'$", output.read_text(), re.MULTILINE))
 
 
 @pytest.mark.slow

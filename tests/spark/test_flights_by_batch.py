@@ -7,6 +7,7 @@ import itertools
 from importlib import import_module
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from examples.flights.data import read_flights
 from examples.flights.scoring import FlightNotScoredError, score_arrival
@@ -33,6 +34,28 @@ def _expected(number: int) -> tuple[object, ...] | str:
         return str(error)
     names = ("flight_date", "carrier", "flight_number", "arrival_delay_minutes")
     return "0", number, *(row[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        (b"", b"{} {}"),
+        (b" ", b"{}\n{}"),
+        (b"", b"{}}{"),
+        (b"", b'{}}{"flight":{}'),
+        (b"", b'{}}\n{"flight":{}'),
+        (b'{}}{"flight":{}', b"{}}\0"),
+        (b'{}}{"flight":{}', b'{"carrier":"'),
+        (b'{}}{"flight":{}', b'{},"a":['),
+        (b'{"carrier":"', b'"}'),
+    ],
+)
+def test_no_body_shifts_the_flights_of_others(first: bytes, last: bytes) -> None:
+    """Too few objects in one body and too many in another: what is between would go to other events."""
+    example = import_module("examples.flights_by_batch")
+    bodies = pa.array([first, *_BODIES[:3], last, *_BODIES[3:6]], pa.binary())
+    with pytest.raises(ValueError, match="JSON"):  # also Arrow's own error
+        example.parse(pa.RecordBatch.from_arrays([bodies], ["body"]))
 
 
 def test_the_example_scores_the_flights(
