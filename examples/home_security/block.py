@@ -11,7 +11,7 @@ takes about two hundred calls of numpy, however many readings it has.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,10 @@ from examples.home_security.homes import (
     GLASS_BREAK,
     LATENESS_MS,
     MINUTE_MS,
+    PARTITION_COUNT,
     TOO_FAR_BEHIND,
     TOO_LATE,
+    WRONG_PARTITION,
     Kind,
 )
 from examples.home_security.pages import count_activity, see_motion, write_pages
@@ -34,6 +36,7 @@ from examples.home_security.segments import ends_of, lengths_of, running_max, st
 from examples.home_security.sensors import AlarmRows, Rows, measure_co, move_doors, take_numbers
 from examples.home_security.shapes import ALARMS, MINUTES, PAGES, REJECTED, empty, joined, rows_of
 from examples.home_security.tables_of_homes import KEY_BITS, HomeTables
+from tidegate import partition_for_key
 
 _LOWER: Final = (1 << KEY_BITS) - 1
 
@@ -79,12 +82,16 @@ class Block:
         changes = BlockChanges()
         if not readings.num_rows:
             return changes
-        rows, is_late = self._in_time(readings)
-        late, rows = rows.place[is_late], rows.at(~is_late)
+        homes = self._tables.homes.numbers_of(readings.column("home"), self._is_in_its_partition)
+        rows, is_late = self._in_time(readings, homes)
+        elsewhere, late, rows = np.flatnonzero(homes < 0), rows.place[is_late], rows.at(~is_late)
         # Stable, to keep a sensor's readings in the order of the log.
         rows = rows.at(np.argsort(rows.key, kind="stable"))
         is_too_far, is_new, is_newest = take_numbers(self._tables.numbers, rows)
-        changes.rejected = self._rejected(readings, late, rows.place[is_too_far])
+        too_far = rows.place[is_too_far]
+        changes.rejected = self._rejected(
+            readings, {WRONG_PARTITION: elsewhere, TOO_LATE: late, TOO_FAR_BEHIND: too_far}
+        )
         changes.minutes = self._count_minutes(rows.at(~is_too_far), is_new[~is_too_far])
 
         is_door = (rows.kind == Kind.DOOR) | (rows.kind == Kind.WINDOW)
@@ -118,19 +125,25 @@ class Block:
 
     # --- steps of ``take`` --------------------------------------------------------------------------------
 
-    def _in_time(self, readings: pa.RecordBatch) -> tuple[Rows, np.ndarray]:
+    def _is_in_its_partition(self, home: str) -> bool:
+        """Senders may name a partition beside the key. A home in two blocks would have each minute and alarm
+        twice, which the database refuses. Asked once for each home, as the hash takes microseconds."""
+        return str(partition_for_key(home, PARTITION_COUNT)) == self._partition
+
+    def _in_time(self, readings: pa.RecordBatch, homes: np.ndarray) -> tuple[Rows, np.ndarray]:
         """The readings by home, and which of them were sent too long after they were taken. That is judged by
-        the home's last sending time, so it depends on the log alone, not on micro-batches."""
+        the home's last sending time, so it depends on the log alone, not on micro-batches. homes: the number
+        of each reading's home; those below 0 are left out."""
         tables = self._tables
-        homes = tables.homes.numbers_of(readings.column("home"))
-        sensors = tables.sensors.numbers_of(readings.column("sensor"))
-        order = np.argsort(homes, kind="stable")
+        order: np.ndarray = np.argsort(homes, kind="stable")[np.count_nonzero(homes < 0) :]
+        homes = homes[order]
+        sensors = tables.sensors.numbers_of(readings.column("sensor").take(pa.array(order)))
         rows = Rows(
-            np.arange(readings.num_rows),
+            order,
             homes,
             homes << KEY_BITS | sensors,
-            *(readings.column(name).to_numpy() for name in ("kind", "number", "taken_ms", "value")),
-        ).at(order)
+            *(readings.column(name).to_numpy()[order] for name in ("kind", "number", "taken_ms", "value")),
+        )
         starts = starts_of(rows.home)
         state = tables.by_home.rows_of(rows.home[starts])
         sent_ms = readings.column("sent_ms").to_numpy()[order]
@@ -138,13 +151,13 @@ class Block:
         tables.by_home["latest_sent_ms"][state] = latest_ms[ends_of(starts, len(rows))]
         return rows, latest_ms - rows.taken_ms > LATENESS_MS
 
-    def _rejected(self, readings: pa.RecordBatch, late: np.ndarray, too_far: np.ndarray) -> pa.RecordBatch:
-        places = pa.array(np.concatenate([late, too_far]))
+    def _rejected(self, readings: pa.RecordBatch, by_reason: dict[str, np.ndarray]) -> pa.RecordBatch:
+        places: pa.Array[Any] = pa.array(np.concatenate(list(by_reason.values())))
         return rows_of(
             REJECTED,
             pa.repeat(self._partition, len(places)),
             *(readings.column(name).take(places) for name in REJECTED.names[1:-1]),
-            pa.array([TOO_LATE] * len(late) + [TOO_FAR_BEHIND] * len(too_far), pa.string()),
+            pa.array([reason for reason, found in by_reason.items() for _ in found], pa.string()),
         )
 
     def _count_minutes(self, rows: Rows, is_new: np.ndarray) -> pa.RecordBatch:

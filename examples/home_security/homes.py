@@ -1,7 +1,7 @@
 """The demo's homes: their hub, sensors and limits, and the results of their readings. The rules are in
 ``block`` and ``sensors``.
 
-    reading ──► too late, or too far behind ──► a reason: the event becomes a dead letter
+    reading ──► in another partition, too late, too far behind ──► a reason: the event becomes a dead letter
             ──► came before ────────────────► counted as a duplicate
             ──► counts in its minute, in rooms and activity of the day
             └─► if it is its sensor's newest: moves the door, the carbon monoxide
@@ -80,6 +80,7 @@ def home_name(index: int) -> str:
 
 # --- results ------------------------------------------------------------------------------------------------
 
+WRONG_PARTITION: Final = "The reading is not in the partition of its key."
 TOO_LATE: Final = "The reading came too late: its minute is closed."
 TOO_FAR_BEHIND: Final = "The reading is too far behind its sensor's newest to know whether it came before."
 

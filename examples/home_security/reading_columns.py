@@ -17,6 +17,7 @@ import pyarrow.compute
 from examples.home_security.homes import CLOCK_ERROR_MS, KIND_NAMES, Kind
 from examples.home_security.readings import (
     CO_PPM_MAX,
+    HOME_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
     TIME_MS_MAX,
     Reading,
@@ -62,6 +63,7 @@ def parse_readings(keys: pa.Array[Any], bodies: pa.Array[Any]) -> ReadingColumns
     found = _compute.extract_regex(bodies, _USUAL)
     home, sensor, kind, number, taken, sent, value = (part.cast(pa.string()) for part in found.flatten())
     is_usual = _compute.equal(home, keys)
+    is_usual = _compute.and_(is_usual, _is_short(home, HOME_CHARACTERS_MAX))
     is_usual = _compute.and_(is_usual, _is_short(sensor, NAME_CHARACTERS_MAX))
     for digits in (number, taken, sent, value):
         is_usual = _compute.and_(is_usual, _is_short(digits, _DIGITS_MAX))

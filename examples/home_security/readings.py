@@ -18,6 +18,8 @@ from examples.home_security.homes import CLOCK_ERROR_MS, KIND_NAMES, Kind
 
 CO_PPM_MAX: Final = 10_000.0
 """The most that a detector can measure; it is broken if it reports more."""
+HOME_CHARACTERS_MAX: Final = 128
+"""As many as a partition key may have; the tables hold no longer names."""
 NAME_CHARACTERS_MAX: Final = 64
 _NUMBER_MAX: Final = (1 << 53) - 1
 TIME_MS_MAX: Final = 4_102_444_800_000
@@ -26,6 +28,7 @@ TIME_MS_MAX: Final = 4_102_444_800_000
 NOT_JSON: Final = "The body is not JSON."
 NOT_AN_OBJECT: Final = "The body is not a JSON object."
 WRONG_HOME: Final = "The reading's home is not its partition key."
+LONG_HOME: Final = "The name of the home is too long."
 WRONG_SENSOR: Final = "The reading has no name of a sensor."
 WRONG_KIND: Final = "The kind of the sensor is not known."
 WRONG_NUMBER: Final = "The reading's number is not an integer of at least 0."
@@ -61,9 +64,11 @@ def parse_reading(body: bytes, partition_key: str | None) -> Reading | str:
         return NOT_AN_OBJECT
     home, sensor, kind_name, number, taken_ms, sent_ms = map(fields.get, _FIELDS)
     kind = KIND_NAMES.get(kind_name) if type(kind_name) is str else None
-    # A name that databases cannot store (such as one with a NUL) would stop the pipeline at its last step.
+    # Names that databases cannot store (with a NUL, or too long) would stop the pipeline at its last step.
     if home != partition_key or type(home) is not str or not home.isprintable():
         return WRONG_HOME
+    if len(home) > HOME_CHARACTERS_MAX:
+        return LONG_HOME
     if type(sensor) is not str or not 0 < len(sensor) <= NAME_CHARACTERS_MAX or not sensor.isprintable():
         return WRONG_SENSOR
     if kind is None:

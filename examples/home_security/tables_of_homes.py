@@ -8,6 +8,7 @@ micro-batch finds all its rows in one search, and changes them in columns.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -37,14 +38,22 @@ class Names:
     def __len__(self) -> int:
         return len(self._names)
 
-    def numbers_of(self, names: pa.Array[Any]) -> np.ndarray:
-        """The numbers of names, as int64; new names get the next ones."""
+    def numbers_of(
+        self, names: pa.Array[Any], is_accepted: Callable[[str], bool] | None = None
+    ) -> np.ndarray:
+        """The numbers of names, as int64; new names get the next ones.
+
+        is_accepted: asked for each new name; those that it refuses get -1.
+        """
         found = _compute.index_in(names, value_set=self._names)
         if found.null_count:
             new = names.filter(found.is_null()).unique()
+            if is_accepted is not None:
+                unknown: Any = new.to_pylist()
+                new = pa.array([name for name in unknown if is_accepted(name)], pa.string())
             self._names = pa.concat_arrays([self._names, new])
             found = _compute.index_in(names, value_set=self._names)
-        numbers: np.ndarray = found.to_numpy().astype(np.int64)
+        numbers: np.ndarray = _compute.fill_null(found, -1).to_numpy().astype(np.int64)
         return numbers
 
     def take(self, numbers: np.ndarray) -> pa.Array[Any]:

@@ -27,13 +27,16 @@ from examples.home_security.homes import (
     LATENESS_MS,
     MINUTE_MS,
     NUMBERS_REMEMBERED,
+    PARTITION_COUNT,
     TOO_FAR_BEHIND,
     TOO_LATE,
+    WRONG_PARTITION,
     Alarm,
     Kind,
     iso_time,
 )
 from examples.home_security.readings import Reading, parse_reading
+from tidegate import partition_for_key
 from tidegate.client import BlockingConsumer
 
 Minute = tuple[str, int]
@@ -90,7 +93,8 @@ class Recomputation:
         if parsed.kind == Kind.STATUS:
             self.status_count += 1
             return
-        reason = self._count(parsed)
+        is_elsewhere = partition != str(partition_for_key(parsed.home, PARTITION_COUNT))
+        reason = WRONG_PARTITION if is_elsewhere else self._count(parsed)
         if reason is not None:
             self.dead_letters[partition, sequence_number] = reason
 

@@ -26,12 +26,13 @@ from examples.home_security.homes import (
     NUMBERS_REMEMBERED,
     TOO_FAR_BEHIND,
     TOO_LATE,
+    WRONG_PARTITION,
     Alarm,
     Kind,
 )
 from examples.home_security.pipeline import HomesProcessor, results_of
 from examples.home_security.reading_columns import parse_readings
-from examples.home_security.readings import Reading, parse_reading
+from examples.home_security.readings import LONG_HOME, Reading, parse_reading
 from examples.home_security.shapes import (
     ALARMS,
     MINUTES,
@@ -42,16 +43,21 @@ from examples.home_security.shapes import (
     from_bytes,
     to_bytes,
 )
+from examples.home_security.tables import home_alarm, home_minute
 from examples.home_security.verify import Expected, Recomputation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+from sqlalchemy import insert, select
 
 from tidegate.model.errors import InvalidArgumentError
+from tidegate.sql import Database
 
 Event = tuple[int, str | None, bytes]
 """Sequence number, partition key, body."""
 
+PARTITION = "10"
+"""That of the homes h1 and h6; h0's is another."""
 START_MS = 20_000 * DAY_MS + 23 * 3_600_000
 """An hour before midnight, so that days change, too."""
 ENQUEUED_MS = START_MS + 100 * DAY_MS
@@ -63,7 +69,7 @@ def _batch(events: list[Event]) -> pa.RecordBatch:
     """Events as the source gives them."""
     numbers, keys, bodies = zip(*events, strict=True) if events else ((), (), ())
     columns: list[Any] = [
-        pa.array(["0"] * len(events), pa.string()),
+        pa.array([PARTITION] * len(events), pa.string()),
         pa.array(numbers, pa.int64()),
         pa.array([str(number) for number in numbers], pa.string()),
         pa.array([ENQUEUED_MS * 1_000] * len(events), pa.timestamp("us", tz="UTC")),
@@ -117,7 +123,7 @@ class Pipeline:
             row for part in (events[:middle], events[middle:]) for row in gather(_batch(part), 1).to_pylist()
         ]
         gathered = [row for row in rows if row["block"] is not None and not self._is_dropped(row)]
-        processor, key = HomesProcessor(are_pages_wanted=True), ("0-0",)
+        processor, key = HomesProcessor(are_pages_wanted=True), (f"{PARTITION}-0",)
         processor.init(self.handle)  # type: ignore[arg-type]
         times = TimerValues(-1, self.watermark_ms)
         if gathered:
@@ -170,12 +176,12 @@ class Pipeline:
 
 @st.composite
 def micro_batches(draw: st.DrawFn) -> list[list[Event]]:
-    """Readings of two homes: times of sending that never go back, times of taking that do, numbers that come
-    late, again or never; some events are no readings."""
+    """Readings of three homes, one of them in another partition than its own: times of sending that never go
+    back, times of taking that do, numbers that come late, again or never; some events are no readings."""
     sent_ms = START_MS
     batches: list[list[Event]] = [[]]
     steps = st.tuples(
-        st.integers(0, 1),
+        st.sampled_from(("h1", "h6", "h0")),
         st.sampled_from(SENSORS),
         st.one_of(st.integers(0, 12), st.integers(0, 3 * NUMBERS_REMEMBERED)),
         st.sampled_from((0, 1_000, 30_000, 100_000, 400_000)),
@@ -189,7 +195,7 @@ def micro_batches(draw: st.DrawFn) -> list[list[Event]]:
         home, (sensor, kind), number, passed_ms, delay_ms, opening, ppm, is_batch_over, is_spoilt = step
         sent_ms += passed_ms
         fields = {
-            "home": f"h{home}",
+            "home": home,
             "sensor": sensor,
             "kind": kind,
             "number": number,
@@ -198,7 +204,7 @@ def micro_batches(draw: st.DrawFn) -> list[list[Event]]:
             "value": {"door": opening, "co": ppm}.get(kind),
         }
         body = b"?" if is_spoilt else orjson.dumps(fields)
-        batches[-1].append((index, f"h{home}", body))
+        batches[-1].append((index, home, body))
         if is_batch_over:
             batches.append([])
     return batches
@@ -214,7 +220,7 @@ def test_any_cut_gives_what_the_log_says(batches: list[list[Event]]) -> None:
     for batch in [*batches, []]:
         pipeline.run(batch)
         for number, key, body in batch:
-            recomputation.add("0", number, key, body)
+            recomputation.add(PARTITION, number, key, body)
     pipeline.check(recomputation.finish(pipeline.watermark_ms))
 
 
@@ -261,8 +267,8 @@ def _door(number: int, time_ms: int) -> Event:
 
 
 def _motion(number: int, time_ms: int) -> Event:
-    fields = {"home": "h2", "sensor": "motion-hall", "kind": "motion", "number": number}
-    return number, "h2", orjson.dumps(fields | {"taken": time_ms, "sent": time_ms, "value": None})
+    fields = {"home": "h6", "sensor": "motion-hall", "kind": "motion", "number": number}
+    return number, "h6", orjson.dumps(fields | {"taken": time_ms, "sent": time_ms, "value": None})
 
 
 class OneHome:
@@ -288,7 +294,7 @@ class OneHome:
             "sent_ms": sent_ms or taken_ms + 50,
             "value": value,
         }
-        block = Block("0", self.state)
+        block = Block(PARTITION, self.state)
         self.changes = block.take(pa.RecordBatch.from_pylist([row], READINGS))
         self.state = block.encode()
         for alarm in self.changes.alarms.to_pylist():
@@ -299,14 +305,14 @@ class OneHome:
 
     def expire(self, watermark_ms: int) -> list[Alarm]:
         """Let time pass."""
-        block = Block("0", self.state)
+        block = Block(PARTITION, self.state)
         self.changes = block.expire(watermark_ms)
         self.state = block.encode()
         return [Alarm(**alarm) for alarm in self.changes.alarms.to_pylist()]
 
     def deadline_ms(self) -> int | None:
         """When it has to be looked at."""
-        return Block("0", self.state).next_deadline_ms()
+        return Block(PARTITION, self.state).next_deadline_ms()
 
 
 def test_a_door_left_open_raises_one_alarm() -> None:
@@ -381,11 +387,11 @@ def test_the_state_of_a_home_stays_small() -> None:
 
 def test_state_of_another_format_is_refused() -> None:
     """Its bytes would be taken for something that they are not."""
-    state = Block("0").encode()
-    assert Block("0", state).encode() == state
+    state = Block(PARTITION).encode()
+    assert Block(PARTITION, state).encode() == state
     for other in (b"\x01" + state[1:], b"\xff" + state[1:], b""):
         with pytest.raises(InvalidArgumentError, match="format 2 only"):
-            Block("0", other)
+            Block(PARTITION, other)
 
 
 def test_a_page_is_written_when_it_changes_and_only_then() -> None:
@@ -397,6 +403,56 @@ def test_a_page_is_written_when_it_changes_and_only_then() -> None:
         assert bool(home.changes.pages.num_rows) is is_new
 
 
+def test_a_home_in_two_partitions_counts_in_that_of_its_key() -> None:
+    """A sender may name a partition beside the key. Each partition has state of its own: the same minute or
+    alarm from both would be two rows with one key, which ends the query."""
+    row: dict[str, object] = dict.fromkeys(READINGS.names, 0)
+    row |= {"sequenceNumber": 7, "offset": "7", "home": "h1", "sensor": "glass", "kind": int(Kind.GLASS)}
+    row |= {"taken_ms": START_MS, "sent_ms": START_MS}
+    readings = pa.RecordBatch.from_pylist([row], READINGS)
+    mine, others = Block(PARTITION).take(readings), Block("0")
+    assert [mine.minutes.num_rows, mine.alarms.num_rows, mine.rejected.num_rows] == [1, 1, 0]
+    before = others.encode()
+    for _ in range(2):
+        found = others.take(readings)
+        assert [found.minutes.num_rows, found.alarms.num_rows, found.pages.num_rows] == [0, 0, 0]
+        (rejected,) = found.rejected.to_pylist()
+        place = rejected["partition"], rejected["sequenceNumber"]
+        assert (*place, rejected["_error"]) == ("0", 7, WRONG_PARTITION)
+    assert others.encode() == before
+
+
+@pytest.mark.parametrize("home", ["h" * 128, "ä" * 128, "😀" * 128, "h" * 129, "ä" * 129])
+def test_a_home_is_as_long_as_the_tables_hold(home: str) -> None:
+    """Both parsers count characters, as databases do: one more would end the query when it is written."""
+    fields = {"home": home, "sensor": "s", "kind": "motion", "number": 1, "taken": 5, "sent": 6}
+    body = orjson.dumps(fields | {"value": None})
+    is_short = len(home) <= 128
+    assert isinstance(parse_reading(body, home), Reading) is is_short
+    columns = parse_readings(pa.array([home]), pa.array([body], pa.binary()))
+    assert columns.reasons == ({} if is_short else {0: LONG_HOME})
+    assert (columns.kind[0] >= 0) == is_short
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_homes_of_similar_names_have_rows_of_their_own(kind: str, request: pytest.FixtureRequest) -> None:
+    """Other names are other homes to the state, so they must be to the database, whatever its collation; and
+    the longest that the parsers accept fit."""
+    homes = ["h1", "H1", "h1 ", "ä", "a", "😀" * 128]
+    minute = dict.fromkeys(("minute_ms", "readings", "motions", "openings", "duplicates"), 1)
+    alarm = {"sensor": "s" * 64, "number": 1, "kind": GLASS_BREAK, "raised_ms": 1, "value": 0.0}
+    with Database.open(request.getfixturevalue(f"{kind}_url")) as database:
+        if kind == "mariadb":  # a database as it is made by default
+            with database.writing() as connection, connection.begin():
+                connection.exec_driver_sql("ALTER DATABASE COLLATE = utf8mb4_general_ci")
+        for table, row in ((home_minute, minute), (home_alarm, alarm)):
+            database.ensure_table(table)
+            with database.writing() as connection, connection.begin():
+                connection.execute(insert(table), [{"home": home, **row} for home in homes])
+            with database.read() as connection:
+                assert set(connection.scalars(select(table.c.home))) == set(homes)
+
+
 _TEXTS = st.one_of(
     st.sampled_from(("open", "closed", "", "h1", "a b", 'a"b', "ä", "a\0")), st.text(max_size=5)
 )
@@ -405,7 +461,7 @@ _NUMBERS = st.one_of(
 )
 _FIELDS = st.fixed_dictionaries(
     {
-        "home": st.one_of(st.just("h1"), _TEXTS),
+        "home": st.one_of(st.just("h1"), _TEXTS, st.just("h" * 128), st.just("h" * 129)),
         "sensor": st.one_of(st.just("door"), _TEXTS, st.just("s" * 64), st.just("s" * 65)),
         "kind": st.one_of(st.sampled_from(sorted(KIND_NAMES)), _TEXTS),
         "number": _NUMBERS,
@@ -426,7 +482,7 @@ _FIELDS = st.fixed_dictionaries(
                 st.binary(max_size=20),
             ),
             st.sampled_from((b"", b"", b"", b" ", b"}", b"\n", b"\xff")),
-            st.sampled_from(("h1", "h1", "h1", "", 'a"b', None)),
+            st.sampled_from(("h1", "h1", "h1", "", 'a"b', "h" * 128, "h" * 129, None)),
         ),
         max_size=12,
     )
