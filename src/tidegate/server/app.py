@@ -464,7 +464,9 @@ async def run_server(
         with full_collections_put_off():
             if on_ready is not None:
                 on_ready(ready)
-            await Collections(server.held_bytes).run()
+            await Collections(
+                server.held_bytes, lambda: sum(server.connection_statistics().open.values())
+            ).run()
     finally:
         await server.close()
 
