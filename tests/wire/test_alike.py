@@ -322,15 +322,15 @@ def _empty_properties(count: int) -> bytes:
 
 def test_many_plain_properties_are_not_checked_at_once() -> None:
     """Protects the event loop: 256 KB of events with 500 empty properties each took 50 ms in one turn. Usual
-    events, of a few properties, count nothing."""
+    events, of up to 20 properties, count nothing."""
     body = b"\x00\x53\x75\xa0\x08 a body "
-    for properties, count in ((500, 10), (340, 15), (50, 100), (4, 200)):
+    for properties, count in ((500, 10), (340, 15), (50, 100), (20, 200)):
         event, steps = wrap_event(_empty_properties(properties) + body), Steps()
         found = event_deliveries(
             event * 200, [len(event)] * 200, first_sequence_number=0, enqueued_time_ms=0, steps=steps
         )
         assert len(found) == count
-        assert steps.taken == count * (2 * properties // 10)
+        assert steps.taken == (count * (2 * properties // 10) if properties > 20 else 0)
 
 
 @pytest.mark.parametrize(
