@@ -119,6 +119,10 @@ async def test_consumer_groups_have_receivers_of_their_own(broker: Broker) -> No
         partition.open_receiver("other", name=None, owner_level=None, on_stolen=lambda _: None)
     with pytest.raises(QuotaExceededError):
         partition.open_receiver("other", name=None, owner_level=None, on_stolen=lambda _: None)
+    await hub.delete_consumer_group("other")
+    await hub.create_consumer_group("OTHER")
+    with pytest.raises(QuotaExceededError):
+        partition.open_receiver("other", name=None, owner_level=None, on_stolen=lambda _: None)
 
 
 async def test_deleted_groups_leave_nothing_in_a_partition(broker: Broker) -> None:

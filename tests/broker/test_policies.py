@@ -14,7 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.storage.simulated_files import SimulatedFiles
 from tests.support.clocks import SetClock
 
-from tidegate.broker import EMULATOR_KEY, ROOT_POLICY_NAME, Authorizer, Broker, Claim, SharedAccessPolicy
+from tidegate.broker import (
+    EMULATOR_KEY,
+    ROOT_POLICY_NAME,
+    UNKNOWN_PEER,
+    Actor,
+    Authorizer,
+    Broker,
+    Claim,
+    SharedAccessPolicy,
+    acting_as,
+)
 from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key
 from tidegate.model.errors import (
     AlreadyExistsError,
@@ -47,6 +57,23 @@ async def test_claims_of_a_new_policy(broker: Broker) -> None:
     assert (await broker.create_policy(None, "manage", [Claim.MANAGE])).claims == set(Claim)
     with pytest.raises(InvalidArgumentError, match="no claims"):
         await broker.create_policy(None, "none", [])
+
+
+async def test_a_hubs_manager_chooses_no_key(broker: Broker) -> None:
+    """With a name of the namespace's and a key of their own choice they would see whether that key is its."""
+    await broker.create_event_hub("hub", partition_count=1)
+    await broker.create_policy(None, "ops", [Claim.MANAGE], key="shortkey7")
+    manager = await broker.create_policy("hub", "manager", [Claim.MANAGE])
+    with acting_as(Actor.of(broker.authorize_key("manager", manager.key), UNKNOWN_PEER)):
+        for keys in ({"key": "shortkey7"}, {"secondary_key": "k" * 44}):
+            with pytest.raises(InvalidArgumentError, match="cannot choose"):
+                await broker.create_policy("hub", "ops", [Claim.LISTEN], **keys)
+        made = await broker.create_policy("hub", "ops", [Claim.LISTEN])
+        with pytest.raises(InvalidArgumentError, match="cannot choose"):
+            await broker.regenerate_key("hub", "ops", key="shortkey7")
+        assert (await broker.regenerate_key("hub", "ops")).key != made.key
+    with acting_as(Actor.of(broker.authorize_key("ops", "shortkey7"), UNKNOWN_PEER)):
+        assert (await broker.regenerate_key("hub", "ops", key="chosen by the namespace")).key[:6] == "chosen"
 
 
 async def test_keys_are_random_or_chosen_and_never_shown(broker: Broker) -> None:

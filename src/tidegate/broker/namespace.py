@@ -193,9 +193,10 @@ class Broker:
         """Create a policy of an event hub, or (None) of the namespace; durable and valid on return.
 
         claims: at least one; Manage includes Send and Listen. Keys that are None are random.
-        Raises InvalidArgumentError, AlreadyExistsError (ignoring case), QuotaExceededError (12),
-        NotFoundError (no such hub), LogFullError.
+        Raises InvalidArgumentError (or a hub's manager chooses a key), AlreadyExistsError (ignoring
+        case), QuotaExceededError (12), NotFoundError (no such hub), LogFullError.
         """
+        _check_may_choose(key, secondary_key)
         policies = add_policy(self.policies(event_hub), name, claims, key=key, secondary_key=secondary_key)
         await self._replace_policies(event_hub, policies)
         warn_of_short_keys(policies[-1], event_hub)
@@ -229,9 +230,10 @@ class Broker:
     ) -> SharedAccessPolicy:
         """Replace a policy's primary (or secondary) key; None is a random one. Durable on return.
 
-        Links that were opened with the old key end. Raises NotFoundError, InvalidArgumentError (the key),
-        LogFullError.
+        Links that were opened with the old key end. Raises NotFoundError, InvalidArgumentError (the key, or a
+        hub's manager chose it), LogFullError.
         """
+        _check_may_choose(key)
         policies = replace_key(self.policies(event_hub), name, is_secondary=is_secondary, key=key)
         await self._replace_policies(event_hub, policies)
         policy = find_policy(policies, name)
@@ -586,6 +588,21 @@ class Broker:
 
 def _claim_names(policy: SharedAccessPolicy) -> list[str]:
     return [claim.value for claim in Claim if claim in policy.claims]
+
+
+def _check_may_choose(*keys: str | None) -> None:
+    """Raise InvalidArgumentError for a key that a manager of event hubs alone chooses.
+
+    A name with a key opens every scope that has this pair: who may give keys to policies of one could try
+    those of others, without a failure that is counted.
+    """
+    grants = current_actor().grants
+    is_of_namespace = not grants or any(grant.reach == NAMESPACE for grant in grants)
+    if not is_of_namespace and any(key is not None for key in keys):
+        raise InvalidArgumentError(
+            "A policy of an event hub cannot choose keys.",
+            next_step="Omit the key: a random one is generated. Policies of the namespace may choose.",
+        )
 
 
 def _policy_target(event_hub: str | None, name: str) -> str:

@@ -287,11 +287,12 @@ class Partition:
         QuotaExceededError (a 6th receiver without owner level).
         """
         group = self._find_consumer_group(consumer_group)
-        registry = self._registries.get((group, is_peeking))
+        of_group = group.lower(), is_peeking  # it may be made again in other letters
+        registry = self._registries.get(of_group)
         if registry is None:
             # Those of deleted groups must not add up.
             self._registries = {name: each for name, each in self._registries.items() if each.receivers}
-            registry = self._registries[group, is_peeking] = ReceiverRegistry(group)
+            registry = self._registries[of_group] = ReceiverRegistry(group)
         return registry.open(name=name, owner_level=owner_level, on_stolen=on_stolen)
 
     async def open_producer(

@@ -10,6 +10,7 @@ partition is read, and times are looked up in it, only when needed: for the newe
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -129,6 +130,7 @@ class Run:
             while at < self._until and (size < bytes_max or self._back_events == 1):
                 wanted_bytes = bytes_max if self._back_events > 1 else 1
                 read = await self.partition.read(at, bytes_max=wanted_bytes)
+                await asyncio.sleep(0)  # what is in memory is read without waiting
                 read = [batch for batch in read if batch.base_sequence_number < self._until]
                 if not read:
                     at = self._until
