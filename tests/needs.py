@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePath
@@ -87,6 +87,12 @@ PRODUCT: Final = [pytest.mark.programs, pytest.mark.repeats]
 """Of parameters that combine what other tests have in pairs: neither `make test` nor CI has them."""
 MORE_SEEDS: Final = [pytest.mark.faults, pytest.mark.repeats]
 """Of seeds beyond the first, which `make test` has."""
+
+
+def some_have(argument: str, chosen: Sequence[str], others: Sequence[str]) -> pytest.MarkDecorator:
+    """Of a fixture's values, `make test` has the chosen ones, as tests beside this one have the others."""
+    values = [*chosen, *(pytest.param(other, marks=PRODUCT) for other in others)]
+    return pytest.mark.parametrize(argument, values, indirect=True)
 
 
 def ci_has(argument: str, chosen: str, *others: str) -> pytest.MarkDecorator:

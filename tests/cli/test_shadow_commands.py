@@ -11,6 +11,8 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, inspect, select
 from tests.cli.support import Result, run_tidegate
 from tests.docs_support import ROOT, write_programs
+from tests.needs import some_have
+from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.client import BlockingConsumer, EventHubConsumer, EventHubProducer
 from tidegate.model.events import EventData, ReceivedEvent
@@ -152,6 +154,7 @@ def place(
 
 
 @pytest.mark.slow
+@some_have("database_url", ["postgresql"], ["sqlite", "mariadb", *SQL_SERVERS])
 def test_the_whole_walk(place: Place) -> None:
     """Replay beside the live pipeline, differences at its own position, swap, and on from the checkpoint."""
     place.send(15)

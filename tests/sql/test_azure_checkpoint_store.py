@@ -18,7 +18,9 @@ import pytest
 import sqlalchemy as sa
 from azure.eventhub import EventData
 from tests.interop.support import SdkTarget, target_of
+from tests.needs import some_have
 from tests.sql.support import CONSUMER
+from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.model.errors import DatabaseUnavailableError, InvalidArgumentError
 from tidegate.processor.checkpoint import ProcessorCheckpoint
@@ -379,6 +381,7 @@ class Processor:
 
 
 @pytest.mark.sdk
+@some_have("database_url", ["sqlite", "postgresql"], ["mariadb", *SQL_SERVERS])
 def test_official_processors_balance_checkpoint_and_resume(
     database: Database, target: SdkTarget, hub: str
 ) -> None:
@@ -413,6 +416,7 @@ def test_official_processors_balance_checkpoint_and_resume(
 
 
 @pytest.mark.sdk
+@some_have("database_url", ["mariadb"], ["sqlite", "postgresql", *SQL_SERVERS])
 async def test_official_asyncio_processors_balance_checkpoint_and_resume(
     database: Database, target: SdkTarget, hub: str
 ) -> None:

@@ -21,7 +21,7 @@ from tidegate.server.certificates import ensure_server_certificate
 from tidegate.transport.admission import Admission
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.streams import SocketStream, serve_streams
-from tidegate.transport.tls import TlsServerConnection
+from tidegate.transport.tls import HANDSHAKE_TIMEOUT_S, TlsServerConnection
 from tidegate.transport.turns import Turns
 
 _DEADLINE_S = 60.0
@@ -80,7 +80,11 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    directory: Path, *, is_pausing: bool = False, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
+    directory: Path,
+    *,
+    is_pausing: bool = False,
+    version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> AsyncIterator[Served]:
     made = ensure_server_certificate(directory, ["127.0.0.1"], clock=SystemClock())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -89,7 +93,14 @@ async def serving(
     client_context.maximum_version = version
     served = Served(client_context, is_pausing=is_pausing)
     admission = Admission()
-    server = await serve_streams("127.0.0.1", 0, ssl=context, on_connected=served.accept, admission=admission)
+    server = await serve_streams(
+        "127.0.0.1",
+        0,
+        ssl=context,
+        on_connected=served.accept,
+        admission=admission,
+        handshake_timeout_s=handshake_timeout_s,
+    )
     served.port = server.addresses[0][1]
     try:
         async with asyncio.timeout(_DEADLINE_S):
@@ -266,13 +277,9 @@ async def test_what_is_no_handshake_is_hung_up_on(tmp_path: Path, sent: bytes) -
         assert len(served.echoes) == 1
 
 
-@pytest.mark.slow
-async def test_a_handshake_that_never_ends_is_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_handshake_that_never_ends_is_cut_off(tmp_path: Path) -> None:
     """Protects the service's sockets from clients that connect and say nothing."""
-    monkeypatch.setattr("tidegate.transport.tls.HANDSHAKE_TIMEOUT_S", 0.05)
-    async with serving(tmp_path) as served:
+    async with serving(tmp_path, handshake_timeout_s=0.05) as served:
         with socket.create_connection(("127.0.0.1", served.port), timeout=_DEADLINE_S) as client:
             assert await asyncio.to_thread(client.recv, 1000) == b""
         assert not served.echoes
