@@ -63,6 +63,7 @@ async def test_plain_checkpoints_leave_none_out_and_keep_the_order(
     check_faults(result.report.faults, is_proxied=database_url is not None)
 
 
+@pytest.mark.repeats
 async def test_a_checkpoint_that_is_committed_apart_is_found(seed: int) -> None:
     """The canary: hosts whose transaction is in two halves, and which die between them, are found out."""
     settings = ChaosSettings(

@@ -22,7 +22,7 @@ LEASE_S = 4.0
 """A third of it is what the database has to answer: other programs of the run share the processors."""
 
 OUTAGE_S = 3 * LEASE_S
-WAIT_S = 60.0
+WAIT_S = 180.0
 """A deadline, not a promise."""
 
 
