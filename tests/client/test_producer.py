@@ -168,6 +168,26 @@ async def test_events_wait_for_their_partition_while_many_batches_are_unacknowle
         await until(lambda: service.batch_sizes == [1, 1, 4])
 
 
+async def test_events_that_waited_for_a_batch_leave_when_it_is_withdrawn(
+    idempotent_service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A send that is cancelled before it left gets no acknowledgement; what waited behind it must leave."""
+    monkeypatch.setattr(producer_module, "_UNACKNOWLEDGED_MAX", 1)
+    service = idempotent_service
+    async with _producer(service, linger_ms=1.0) as producer, asyncio.TaskGroup() as tasks:
+        await producer.start()
+        sender = producer._lanes_by_id["0"].sender
+        with monkeypatch.context() as waiting:
+            waiting.setattr(sender, "_wake", lambda: None)  # as while its link is being attached
+            sending = tasks.create_task(producer.send(_events(1), partition_id="0"))
+            await until(lambda: not sender.is_idle)
+            producer.enqueue_nowait(EventData(b"x"), partition_id="0")
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        await asyncio.wait([sending])
+        await until(lambda: service.batch_sizes == [1])
+
+
 async def test_lingering_events_leave_by_themselves(idempotent_service: FakeService) -> None:
     """A buffered event is sent after the linger time, with nobody flushing, and nothing acknowledged."""
     service = idempotent_service

@@ -227,6 +227,8 @@ class EventHubProducer(AsyncClosing):
         except asyncio.CancelledError:
             if lane.sender.withdraw(outgoing):
                 self._on_done(outgoing)
+                if lane.sender.is_idle:
+                    self._on_idle(lane)
             raise
 
     # --- buffered -----------------------------------------------------------------------------------------
