@@ -178,6 +178,7 @@ def _processor(directory: Path, load: Load) -> Found:
             found.baselines += inserts
             for name, measure in (
                 (f"host, Pipeline → {kind}", processor_stages.pipeline_host),
+                (f"host, context.insert → {kind}", processor_stages.inserting_host),
                 (f"host, executemany → {kind}", processor_stages.statements_host),
             ):
                 stage = measure(name, service, _HUB, events, load.event_bytes, make_url())

@@ -139,6 +139,18 @@ def statements_host(
     return _transactional_host(name, service, hub, events, event_bytes, database_url, table, handle)
 
 
+def inserting_host(
+    name: str, service: HubProcess, hub: str, events: int, event_bytes: int, database_url: str
+) -> Measurement:
+    """The same, which inserts them by ``context.insert``."""
+    table = row_table()
+
+    def handle(context: TransactionContext, batch: Sequence[ReceivedEvent]) -> None:
+        context.insert(table, [_row(event) for event in batch])
+
+    return _transactional_host(name, service, hub, events, event_bytes, database_url, table, handle)
+
+
 def publishing_host(
     name: str, service: HubProcess, hub: str, events: int, event_bytes: int, database_url: str, target: str
 ) -> Measurement:

@@ -52,9 +52,9 @@ _RATIOS: Final = {
     ("ingest, official SDK", "official SDK → sink"): 0.9,
     ("delivery, official SDK", "source → official SDK"): 0.9,
     ("host, Pipeline → SQLite", "SQLite executemany"): 0.4,
-    ("host, executemany → SQLite", "SQLite executemany"): 0.4,
-    ("host, Pipeline → PostgreSQL", "PostgreSQL executemany"): 0.4,
-    ("host, executemany → PostgreSQL", "PostgreSQL executemany"): 0.4,
+    ("host, context.insert → SQLite", "SQLite executemany"): 0.4,
+    ("host, Pipeline → PostgreSQL", "PostgreSQL COPY"): 0.4,
+    ("host, context.insert → PostgreSQL", "PostgreSQL COPY"): 0.4,
 }
 """Of a stage to a baseline; 1 KB events with two properties where nothing else is asked for."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.processor.lease import GroupKey, Lease
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Table
 
 
 class CloseReason(StrEnum):
@@ -98,6 +98,17 @@ class TransactionContext(_Partition):
 
         Do not commit, roll back or close it. You may use savepoints (``begin_nested``), and commit an ORM
         ``Session(context.connection)``: it joins the transaction in its own savepoint.
+        """
+        raise NotImplementedError
+
+    def insert(self, table: Table, rows: Iterable[object]) -> int:
+        """Insert rows in bulk: all or none of them. Returns how many.
+
+        rows: mappings from column names to values, or instances of a dataclass (``table_of``). Those with
+        the same columns are inserted together, in their order: by COPY on PostgreSQL, which takes a third of
+        the time of ``connection.execute`` with a list; else many to a statement.
+        Raises UnknownColumnError (a column that ``table`` lacks), HandlerResultError (no row) and
+        RowsRefusedError (the database refuses one of them).
         """
         raise NotImplementedError
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Table, event
 
 from tidegate.model.errors import DatabaseError, Fault, InvalidArgumentError
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.processor.dead_letters import REJECTED
 from tidegate.processor.handlers import PartitionContext, TransactionContext
 from tidegate.sql.core.dialects import dialect_of
+from tidegate.sql.core.unit_of_work import UnitOfWork
 from tidegate.sql.core.values import NewDeadLetter
+from tidegate.sql.handlers.handling import groups_of
 from tidegate.sql.outbox.writer import OutboxWriter
 
 _ENDS_TRANSACTION = re.compile(
@@ -57,7 +59,7 @@ class TransactionCall(TransactionContext):
     def __init__(
         self,
         partition: PartitionContext,
-        connection: Connection,
+        unit: UnitOfWork,
         events: Sequence[ReceivedEvent],
         outbox: OutboxWriter,
         *,
@@ -66,27 +68,40 @@ class TransactionCall(TransactionContext):
     ) -> None:
         """outbox: takes what is published. on_failure: see ``handle_events``."""
         super().__init__(partition.group, partition.event_hub, partition.consumer_group, partition.lease)
-        self._connection: Connection | None = connection
+        self._unit: UnitOfWork | None = unit
         self._outbox = outbox
         self._events = events
         self._numbers: frozenset[int] | None = None
         self._is_payload_copied = is_payload_copied
         self.on_failure = on_failure
         self.rows = 0
-        """Rows inserted by a pipeline's call."""
+        """Inserted by a pipeline's call, or by ``insert``."""
         self.dead_lettered: dict[int, DeadLettered] = {}
         """By sequence number."""
         self.until: int | None = None
         """One past the last event that the call covers; None: it covers all of its events."""
-        self._savepoint = connection.get_nested_transaction()
+        self._savepoint = unit.connection.get_nested_transaction()
         """The call's own, later that of its last ``checkpoint``."""
 
     @property
     def connection(self) -> Connection:
         """See ``TransactionContext``. Raises InvalidArgumentError after the call."""
-        if self._connection is None:
+        return self._open_unit.connection
+
+    @property
+    def _open_unit(self) -> UnitOfWork:
+        if self._unit is None:
             raise InvalidArgumentError("The context of a handler's call was used after the call.")
-        return self._connection
+        return self._unit
+
+    def insert(self, table: Table, rows: Iterable[object]) -> int:
+        """See ``TransactionContext``. Raises DatabaseError if the database itself is at fault."""
+        unit = self._open_unit
+        groups = groups_of(table, rows)
+        with unit.savepoint():
+            inserted = sum(unit.insert_values(table, group) for group in groups)
+        self.rows += inserted
+        return inserted
 
     def checkpoint(self, event: ReceivedEvent | None = None) -> None:
         """See ``TransactionContext``."""
@@ -139,7 +154,7 @@ class TransactionCall(TransactionContext):
 
     def close(self) -> None:
         """End the call, after which its context must not be used."""
-        self._connection = None
+        self._unit = None
 
     def _dead_letter(self, event: ReceivedEvent, error: BaseException | str, *, is_failure: bool) -> None:
         number = self._number_of(event)

@@ -210,7 +210,7 @@ class EventRun:
             savepoint = unit.connection.begin_nested()
         call = TransactionCall(
             self._context,
-            unit.connection,
+            unit,
             events,
             self.published,
             is_payload_copied=self._is_payload_copied,
