@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.broker.actors import actor_for
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Action, Actor, AuditTrail, Claim, Door, Peer, acting_as, audit
@@ -241,9 +242,10 @@ async def test_a_hubs_policy_passes_for_none_of_the_namespace(
     await broker.close()
 
 
+@pytest.mark.parametrize("is_by_token", [False, True], ids=["policy of the hub", "token for the hub"])
 @pytest.mark.parametrize("action", [Action.CREATE_CONSUMER_GROUP, Action.SIGN_IN])
 def test_nothing_that_a_hubs_manager_does_pushes_out_the_namespaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Action
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Action, is_by_token: bool
 ) -> None:
     """Somebody who manages one hub cannot make what others did to the namespace, and who signed in to it,
     disappear from the trail: also not with ever new policies, each of which may sign in."""
@@ -253,7 +255,9 @@ def test_nothing_that_a_hubs_manager_does_pushes_out_the_namespaces(
     with acting_as(Actor(policy="root")):
         trail.record(action if is_sign_in else Action.CREATE_POLICY, "before")
     for number in range(100):
-        with acting_as(Actor(policy=f"made-{number}", scope="hub")):
+        policy = f"made-{number}"
+        actor = actor_for("hub", policy) if is_by_token else Actor(policy=policy, scope="hub")
+        with acting_as(actor):
             trail.record(action, str(number))
     expected = [*(str(number) for number in range(99, 91, -1)), "before"]
     assert [record.target for record in trail.newest_first()] == expected
@@ -266,6 +270,36 @@ def test_nothing_that_a_hubs_manager_does_pushes_out_the_namespaces(
         f"{kind}-hubs.jsonl",
         f"{kind}.jsonl",
     ]
+
+
+def test_tokens_for_a_hub_use_up_no_record_of_their_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their redrives are counted apart from those of who holds the key; each says what its token was for."""
+    monkeypatch.setattr(audit, "SIGN_INS_MAX", 1)
+    trail = _trail(tmp_path)
+    with acting_as(actor_for("hub", "root")):
+        trail.record(Action.REDRIVE, "hub")
+        trail.record(Action.REDRIVE, "hub")
+    with acting_as(actor_for("", "root")):
+        trail.record(Action.REDRIVE, "other")
+    assert [(each.target, each.hub) for each in trail.newest_first()] == [("other", ""), ("hub", "hub")]
+    trail.close()
+
+
+async def test_targets_are_spelled_as_the_service_does(tmp_path: Path) -> None:
+    """A client may write a hub's name in other letters, and a search would miss the change."""
+    broker = await open_broker(tmp_path, clock=SetClock())
+    hub = await broker.create_event_hub("orders", partition_count=1)
+    await broker.create_policy("ORDERS", "spare", [Claim.SEND])
+    await broker.regenerate_key("oRders", "spare")
+    await broker.delete_policy("Orders", "spare")
+    await hub.revoke_publisher("Meter-7")
+    await hub.restore_publisher("METER-7")
+    targets = [each.target for each in broker.audit.newest_first() if each.target != "orders"]
+    assert targets[:2] == ["orders/publishers/Meter-7"] * 2
+    assert targets[2:5] == ["orders/policies/spare"] * 3
+    await broker.close()
 
 
 def test_ever_new_policies_of_a_hub_end_no_count_of_the_namespace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from tidegate.broker import (
     acting_as,
 )
 from tidegate.broker.policies import add_policy, find_policy, remove_policy, replace_key
+from tidegate.model.audience import Audience, entity_path
 from tidegate.model.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
@@ -59,17 +61,22 @@ async def test_claims_of_a_new_policy(broker: Broker) -> None:
         await broker.create_policy(None, "none", [])
 
 
-async def test_a_hubs_manager_chooses_no_key(broker: Broker) -> None:
+@pytest.mark.parametrize("is_by_token", [False, True], ids=["policy of the hub", "token for the hub"])
+async def test_a_hubs_manager_chooses_no_key(broker: Broker, is_by_token: bool) -> None:
     """With a name of the namespace's and a key of their own choice they would see whether that key is its."""
     await broker.create_event_hub("hub", partition_count=1)
     await broker.create_policy(None, "ops", [Claim.MANAGE], key="shortkey7")
     manager = await broker.create_policy("hub", "manager", [Claim.MANAGE])
-    with acting_as(Actor.of(broker.authorize_key("manager", manager.key), UNKNOWN_PEER)):
+    grants = broker.authorize_key("manager", manager.key)
+    if is_by_token:
+        (of_root,) = broker.authorize_key(ROOT_POLICY_NAME, broker.policy(None, ROOT_POLICY_NAME).key)
+        grants = (replace(of_root, resource=Audience("", entity_path("hub"))),)
+    with acting_as(Actor.of(grants, UNKNOWN_PEER)):
         for keys in ({"key": "shortkey7"}, {"secondary_key": "k" * 44}):
-            with pytest.raises(InvalidArgumentError, match="cannot choose"):
+            with pytest.raises(InvalidArgumentError, match="choose keys"):
                 await broker.create_policy("hub", "ops", [Claim.LISTEN], **keys)
         made = await broker.create_policy("hub", "ops", [Claim.LISTEN])
-        with pytest.raises(InvalidArgumentError, match="cannot choose"):
+        with pytest.raises(InvalidArgumentError, match="choose keys"):
             await broker.regenerate_key("hub", "ops", key="shortkey7")
         assert (await broker.regenerate_key("hub", "ops")).key != made.key
     with acting_as(Actor.of(broker.authorize_key("ops", "shortkey7"), UNKNOWN_PEER)):

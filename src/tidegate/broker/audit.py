@@ -5,11 +5,12 @@ that it starts. Without an actor, the service itself acts: it applies its settin
 never contains a key, or anything derived from one that would reveal a short key; it says which was replaced.
 
 Each record is written to the log (``tidegate.audit``) and to a file in the data directory, whose newest
-records are read at the next start. What policies of event hubs do has a separate file and memory, so that the
-manager of one hub cannot displace records of the namespace. The same holds for sign-ins, sign-outs and
-refused sign-ins, which require no rights and are limited per hour and policy; and for those of hubs'
-policies, whose managers create new ones at will. If a file cannot be written, an error is logged and the
-change stands. The files are not synced: a power loss may remove their last lines.
+records are read at the next start. What is done with rights on one event hub, by its policy or by a token
+for it, has a separate file and memory, so that the manager of one hub cannot displace records of the
+namespace. The same holds for sign-ins, sign-outs and refused sign-ins, which require no rights and are
+limited per hour and policy; and for those of hubs' policies, whose managers create new ones at will. If a
+file cannot be written, an error is logged and the change stands. The files are not synced: a power loss may
+remove their last lines.
 """
 
 from __future__ import annotations
@@ -110,6 +111,12 @@ class Actor:
     """Each allows the change; a change that has waited needs one that is still in force."""
 
     @property
+    def hub(self) -> str:
+        """The event hub, in lower case, on which all its grants are; empty: one is for the namespace."""
+        hubs = {grant.hub for grant in self.grants}
+        return self.scope.lower() if not hubs or "" in hubs else min(hubs)
+
+    @property
     def name(self) -> str:
         """The policy, and whose it is: a hub may have one that is named like the namespace's."""
         return f"{self.policy} of {self.scope}" if self.scope else self.policy
@@ -165,6 +172,8 @@ class AuditRecord:
     """The values before the change, if any."""
     new: Values | None
     """The values after it, if any."""
+    hub: str = ""
+    """The event hub that the policy or its token was for, in lower case; empty: the namespace."""
 
 
 class AuditTrail:
@@ -199,7 +208,16 @@ class AuditTrail:
         time = self._clock.now_utc().astimezone(UTC).isoformat(timespec="milliseconds")
         peer = actor.peer
         record = AuditRecord(
-            time, action.value, target, actor.policy, actor.scope, peer.address, peer.door.value, old, new
+            time,
+            action.value,
+            target,
+            actor.policy,
+            actor.scope,
+            peer.address,
+            peer.door.value,
+            old,
+            new,
+            actor.hub,
         )
         kind = self._kind_of(record)
         self._hold(record, kind)
@@ -226,7 +244,7 @@ class AuditTrail:
             kind.lines.close()
 
     def _kind_of(self, record: AuditRecord) -> _Kind:
-        return self._kinds[Action(record.action) in _SIGN_INS, bool(record.scope)]
+        return self._kinds[Action(record.action) in _SIGN_INS, bool(record.scope or record.hub)]
 
     def _hold(self, record: AuditRecord, kind: _Kind) -> None:
         self._count += 1
@@ -235,15 +253,15 @@ class AuditTrail:
     def _admit(self, action: Action, actor: Actor) -> int | None:
         """How many were left out since the last recorded one; None: this one is left out, too."""
         now = self._clock.monotonic()
-        key = action, actor.scope, actor.policy
+        key = action, actor.hub, actor.policy
         hour = self._hours.pop(key, None) or _Hour(now)
         if now - hour.began_at > _HOUR_S:
             hour = _Hour(now, left_out=hour.left_out)
         if len(self._hours) >= POLICIES_MAX:
             first_key = min(self._hours, key=lambda each: (each[1] == "", self._hours[each].began_at))
-            first, scope, policy = first_key
+            first, hub, policy = first_key
             if left_out := self._hours.pop(first_key).left_out:
-                name = Actor(policy=policy, scope=scope).name
+                name = Actor(policy=policy, scope=hub).name
                 _log.info("%s by %.400s: %d were not recorded", first.value, name, left_out)
         self._hours[key] = hour
         if hour.recorded >= SIGN_INS_MAX:

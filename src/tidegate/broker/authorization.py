@@ -115,6 +115,15 @@ class Grant:
         """The namespace, or the policy's event hub. Nothing outside it is ever permitted."""
         return entity_path(self.scope) if self.scope else NAMESPACE
 
+    @property
+    def hub(self) -> str:
+        """The event hub that the policy or the token is for, in lower case; empty: the whole namespace.
+
+        What a policy of one hub may not do, a token for one hub may not do either, although a policy of the
+        namespace signed it.
+        """
+        return self.scope or self.resource.path.partition("/")[0]
+
     def permits(self, path: EntityPath, claim: Claim, *, now_utc: datetime) -> bool:
         """Whether the grant includes ``claim`` on the entity at ``path`` now."""
         # The check that excludes most grants comes first: a connection may have thousands.

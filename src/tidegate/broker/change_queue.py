@@ -1,7 +1,7 @@
 """Who makes the next change of a namespace: one change at a time, and the actors that wait take turns.
 
     the service itself, each policy of the namespace    first, in turn
-    each event hub, whichever of its policies           if none of those waits, in turn
+    each event hub, whatever policy or token            if none of those waits, in turn
 
 So the manager of one hub delays only the hub's other managers: deleting its policy waits for the change
 that is being made.
@@ -19,7 +19,7 @@ from tidegate.broker.audit import Actor
 from tidegate.model.errors import ServerBusyError
 
 WAITING_MAX: Final = 16
-"""Changes of one policy of the namespace, or of the policies of one hub, that may wait (our choice: as many
+"""Changes of one policy of the namespace, or with rights on one hub, that may wait (our choice: as many
 requests as one AMQP connection may have in progress)."""
 
 _RETRY_AFTER_S: Final = 1.0
@@ -92,8 +92,8 @@ class ChangeQueue:
 
 
 def _party_of(actor: Actor) -> _Party:
-    names = sorted(grant.policy_name for grant in actor.grants if not grant.scope)
-    return ("", names[0]) if names else (actor.scope.lower(), "")
+    names = sorted(grant.policy_name for grant in actor.grants if not grant.hub)
+    return ("", names[0]) if names else (actor.hub, "")
 
 
 def _shown(party: _Party) -> str:

@@ -307,9 +307,11 @@ class EventHub:
         wanted = name.lower()
         if wanted not in self._revoked:
             raise NotFoundError(f"The publisher {name[:80]!r} of {self.name!r} is not revoked.")
-        left = tuple(known for known in self._record.revoked_publishers if known.lower() != wanted)
+        revoked = self._record.revoked_publishers
+        left = tuple(known for known in revoked if known.lower() != wanted)
+        (stored,) = set(revoked) - set(left)
         await self._replace_record(replace(self._record, revoked_publishers=left))
-        self._audit.record(Action.RESTORE_PUBLISHER, f"{self.name}/publishers/{name}")
+        self._audit.record(Action.RESTORE_PUBLISHER, f"{self.name}/publishers/{stored}")
 
     def is_publisher_revoked(self, name: str) -> bool:
         """Whether the publisher may not send, ignoring case."""

@@ -203,7 +203,7 @@ class Broker:
         given = {"primary": key, "secondary": secondary_key}
         chosen = [which for which, value in given.items() if value is not None]
         new = {"claims": _claim_names(policies[-1]), "chosen_keys": chosen}
-        self.audit.record(Action.CREATE_POLICY, _policy_target(event_hub, name), new=new)
+        self.audit.record(Action.CREATE_POLICY, self._policy_target(event_hub, name), new=new)
         return policies[-1]
 
     @serialized
@@ -222,7 +222,7 @@ class Broker:
             )
         old = {"claims": _claim_names(self.policy(event_hub, name))}
         await self._replace_policies(event_hub, policies)
-        self.audit.record(Action.DELETE_POLICY, _policy_target(event_hub, name), old=old)
+        self.audit.record(Action.DELETE_POLICY, self._policy_target(event_hub, name), old=old)
 
     @serialized
     async def regenerate_key(
@@ -239,7 +239,7 @@ class Broker:
         policy = find_policy(policies, name)
         warn_of_short_keys(policy, event_hub)
         new = {"key": "secondary" if is_secondary else "primary", "chosen": key is not None}
-        self.audit.record(Action.REGENERATE_KEY, _policy_target(event_hub, name), new=new)
+        self.audit.record(Action.REGENERATE_KEY, self._policy_target(event_hub, name), new=new)
         return policy
 
     # -- limits
@@ -582,6 +582,12 @@ class Broker:
         await self._catalog.replace_namespace(replace(self._catalog.namespace, policies=policies))
         self.authorizer.set_policies(policies)
 
+    def _policy_target(self, event_hub: str | None, name: str) -> str:
+        """For the audit trail: by the hub's own name, since the client may write it in other letters."""
+        return (
+            f"policies/{name}" if event_hub is None else f"{self.event_hub(event_hub).name}/policies/{name}"
+        )
+
     def __repr__(self) -> str:
         return f"<Broker event_hubs={len(self._event_hubs)}>"
 
@@ -597,13 +603,10 @@ def _check_may_choose(*keys: str | None) -> None:
     those of others, without a failure that is counted.
     """
     grants = current_actor().grants
-    is_of_namespace = not grants or any(grant.reach == NAMESPACE for grant in grants)
+    is_of_namespace = not grants or any(not grant.hub for grant in grants)
     if not is_of_namespace and any(key is not None for key in keys):
         raise InvalidArgumentError(
-            "A policy of an event hub cannot choose keys.",
-            next_step="Omit the key: a random one is generated. Policies of the namespace may choose.",
+            "Rights on one event hub do not suffice to choose keys.",
+            next_step="Omit the key: a random one is generated. Policies of the namespace may choose, with "
+            "their keys or with tokens for the namespace.",
         )
-
-
-def _policy_target(event_hub: str | None, name: str) -> str:
-    return f"policies/{name}" if event_hub is None else f"{event_hub}/policies/{name}"

@@ -60,7 +60,7 @@ def _is_wanted(record: AuditRecord, *, search: str, action: str, policy: str) ->
         record.action,
         record.target,
         record.policy,
-        record.scope,
+        record.scope or record.hub,
         record.address,
         _text(record.old),
         _text(record.new),
