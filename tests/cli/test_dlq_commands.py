@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 import stat
 import uuid
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,19 @@ def test_an_export_is_for_this_user_alone(
     refused = run_tidegate("dlq", "list", *words[:-1], str(tmp_path / "none" / "x"), environment=environment)
     assert refused.code == 2
     assert "Cannot write" in refused.err
+
+
+def test_show_has_an_event_that_cannot_be_decoded(aftermath: Aftermath, environment: dict[str, str]) -> None:
+    """Its bytes and the reason; it may have been dead-lettered for that."""
+    with closing(sqlite3.connect(aftermath.database_url.removeprefix("sqlite:///"))) as database, database:
+        database.execute("UPDATE tidegate_dead_letter SET payload = x'ff' WHERE sequence_number = 5")
+    words = ("dlq", "show", aftermath.hub, "0", "5", "--database", aftermath.database_url, "--event")
+    shown = run_tidegate(*words, "--json", environment=environment)
+    assert shown.code == 0, shown.err
+    record = shown.json()
+    assert isinstance(record, dict)
+    assert (record["body"], record["body_base64"]) == (None, "/w==")
+    assert "Byte 0 of a message is 0xff" in record["decode_error"]
 
 
 def test_show_has_the_traceback_line_by_line(aftermath: Aftermath, environment: dict[str, str]) -> None:

@@ -30,6 +30,7 @@ from tidegate.console.explorer.values import (
     EventDetail,
     EventFilter,
     EventPage,
+    EventPlace,
     EventQuery,
     ExploredEvent,
     PageEnd,
@@ -103,6 +104,12 @@ def test_a_first_page_keeps_its_events_for_the_download(
     assert [(line["body"], line["body_base64"]) for line in lines] == [(None, "//4="), ('{"n": 1}', None)]
     assert lines[1]["properties"] == {"a": 1, "raw": "AA==", "nan": "nan"}
     assert (lines[1]["partition_key"], lines[0]["partition_key"]) == ("k", None)
+
+
+def test_a_download_says_which_events_cannot_be_decoded() -> None:
+    """So that `tidegate import` does not send empty ones in their place."""
+    garbled = ExploredEvent(EventPlace(0, 0, 7), 1, None, "It is garbled.")
+    assert json.loads(explorer.json_lines([garbled]))["decode_error"] == "It is garbled."
 
 
 @pytest.mark.parametrize(

@@ -152,20 +152,23 @@ def text_of(value: object) -> str | None:
     if isinstance(value, Described):
         return text_of(value.value)
     if isinstance(value, dict | list | Array):
-        return orjson.dumps(_json_value(value), default=text_of).decode()
+        return orjson.dumps(json_value(value), default=text_of).decode()
     return str(value)
 
 
-def _json_value(value: object) -> object:
-    """Convert map keys to JSON's: AMQP allows any value as a key."""
+def json_value(value: object) -> object:
+    """An AMQP value with lists, arrays and maps as JSON has them: AMQP allows other keys than text.
+
+    A described value is without its descriptor, a time text. Other values stay as they are.
+    """
     if isinstance(value, dict):
-        return {text_of(key) or "": _json_value(item) for key, item in value.items()}
+        return {text_of(key) or "": json_value(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_json_value(item) for item in value]
+        return [json_value(item) for item in value]
     if isinstance(value, Array):
-        return [_json_value(item) for item in value.items]
+        return [json_value(item) for item in value.items]
     if isinstance(value, Described):
-        return _json_value(value.value)
+        return json_value(value.value)
     # A Timestamp is also an int: format it as a time, as elsewhere.
     return text_of(value) if isinstance(value, Timestamp) else value
 

@@ -141,7 +141,7 @@ def show(
         record["traceback"] = letter.traceback
     if event:
         contents = event_record(_event_of(letter, service, data_dir))
-        record |= {name: contents[name] for name in ("properties", "body", "body_base64")}
+        record |= {name: contents[name] for name in ("properties", "body", "body_base64", "decode_error")}
     with output.into(output_file) as opened_output:
         opened_output.record(record, title="Dead letter")
         if output.is_table and letter.traceback:

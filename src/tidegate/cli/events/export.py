@@ -45,7 +45,8 @@ def export(
     Each is one JSON object on a line, as `tidegate receive --nl` writes it: partition, numbers and enqueued
     time, partition key, message id, correlation id, content type, properties with their AMQP types, and the
     body, in base64 if it is not text. Events are in order within a partition. Those that arrive meanwhile
-    are not in the file, which exists only once it is complete.
+    are not in the file, which exists only once it is complete. An event that is not a valid AMQP message
+    has a decode_error, and its bytes in body_base64; `tidegate import` refuses its line.
 
     Examples:
       tidegate export telemetry telemetry.jsonl.gz

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
-from typing import Final
+from typing import Final, cast
 
-from tidegate.cli.events.records import COLUMNS, event_record
+from tidegate.amqp.errors import DecodeError
+from tidegate.cli.events.records import COLUMNS, event_record, remark_undecodable, shown_property
 from tidegate.cli.shell.render import cell_text, csv_text
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import ReceivedEvent
@@ -48,13 +49,19 @@ class EventFilter:
         return self.partition_key is None and not self.properties and self.text is None
 
     def accepts(self, event: ReceivedEvent) -> bool:
-        """Whether the event meets all."""
+        """Whether the event meets all; one that is not a valid AMQP message does not."""
+        try:
+            return self._accepts(event)
+        except DecodeError:
+            return False
+
+    def _accepts(self, event: ReceivedEvent) -> bool:
         if self.text is not None and self.text.encode() not in event.body:
             return False
         if self.partition_key is not None and event.partition_key != self.partition_key:
             return False
         return all(
-            name in event.properties and csv_text(event.properties[name]) == value
+            name in event.properties and csv_text(shown_property(event.properties[name])) == value
             for name, value in self.properties.items()
         )
 
@@ -93,6 +100,10 @@ class FormatWriter:
 
     def _line(self, event: ReceivedEvent) -> bytes:
         record = event_record(event)
+        if record["decode_error"] is not None:
+            remark_undecodable(record)
+            record = {**record, "body": record["body_base64"]}
+        properties = cast(Mapping[str, object], record["properties"])
         line = b""
         for literal, name in self._parts:
             line += literal.encode()
@@ -101,7 +112,7 @@ class FormatWriter:
             if name == "body" and record["body"] is None and self._text is csv_text:
                 line += event.body
             elif name.startswith(_PROPERTY_PREFIX):
-                line += self._text(event.properties.get(name.removeprefix(_PROPERTY_PREFIX))).encode()
+                line += self._text(properties.get(name.removeprefix(_PROPERTY_PREFIX))).encode()
             else:
                 line += self._text(record[name]).encode()
         return line + b"\n"

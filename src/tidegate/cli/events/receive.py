@@ -42,7 +42,8 @@ from tidegate.model.position import parse_position
     "--format",
     "TEMPLATE",
     "Print a line per event: {body}, {partition}, {sequence_number}, {offset}, {enqueued_time}, "
-    "{partition_key}, {message_id}, {correlation_id}, {content_type}, {properties}, {properties.NAME}; "
+    "{partition_key}, {message_id}, {correlation_id}, {content_type}, {properties}, {properties.NAME}, "
+    "{decode_error}; "
     "\\t, \\n and \\0 are understood.",
     argument="template",
 )
@@ -73,6 +74,9 @@ def receive(
     In --json and --nl, property_types has the AMQP types that a property's JSON value does not show (short,
     uuid, ...). Without one, a number with a fraction or exponent is a double; others are ints, or longs if
     they need more than 32 bits.
+
+    An event that is not a valid AMQP message matches no filter. Otherwise it is shown with decode_error, the
+    reason, and its bytes in body_base64 (--body and {body}: in base64, with a remark).
 
     Examples:
       tidegate receive telemetry

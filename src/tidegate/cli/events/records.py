@@ -14,11 +14,12 @@ import orjson
 
 from tidegate.amqp import types as amqp
 from tidegate.amqp.encode import encode_value
-from tidegate.amqp.errors import EncodeError
-from tidegate.cli.shell.render import Record
+from tidegate.amqp.errors import DecodeError, EncodeError
+from tidegate.cli.shell.render import Record, remark
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, PropertyValue, ReceivedEvent
 from tidegate.wire.event_codec import EncodedProperty, typed_properties
+from tidegate.wire.event_texts import json_value
 
 COLUMNS: Final = (
     "partition",
@@ -33,6 +34,7 @@ COLUMNS: Final = (
     "property_types",
     "body",
     "body_base64",
+    "decode_error",
 )
 
 _OWN_TYPES: Final = (
@@ -89,27 +91,51 @@ def event_record(event: ReceivedEvent) -> Record:
 
     property_types has the AMQP types of properties that their JSON values do not show; None if there are
     none. A number is a double if it has a fraction or exponent, else an int if it fits, else a long.
+    An event that is not a valid AMQP message has a decode_error, and its encoded bytes in body_base64.
     """
-    encoded = event.encoded  # until the contents are decoded
-    contents = event.contents
-    types = _types(contents.properties, encoded) if contents.properties else {}
-    record = contents.record()
-    # JSON has null for these, which is another value.
-    texts = {name: str(value) for name, value in contents.properties.items() if _is_no_number(value)}
-    if texts:
-        types = dict.fromkeys(texts, "double") | types
-        record["properties"] = {**contents.properties, **texts}
-    return {
+    place = {
         "partition": event.partition_id,
         "sequence_number": event.sequence_number,
         "offset": event.offset,
         "enqueued_time": event.enqueued_time,
+    }
+    encoded = event.encoded  # until the contents are decoded
+    try:
+        contents = event.contents
+        types = _types(contents.properties, encoded) if contents.properties else {}
+    except DecodeError as error:
+        assert encoded is not None
+        found = {"body_base64": base64.b64encode(encoded).decode(), "decode_error": error.message}
+        return dict.fromkeys(COLUMNS) | place | {"properties": {}} | found
+    doubles = [name for name, value in contents.properties.items() if _is_no_number(value)]
+    return {
+        **place,
         "message_id": contents.message_id,
         "correlation_id": contents.correlation_id,
         "content_type": contents.content_type,
-        "property_types": types or None,
-        **record,
+        "property_types": dict.fromkeys(doubles, "double") | types or None,
+        **contents.record(),
+        "properties": {name: shown_property(value) for name, value in contents.properties.items()},
+        "decode_error": None,
     }
+
+
+def shown_property(value: object) -> object:
+    """A property's value as a record has it: as JSON can represent it."""
+    if isinstance(value, amqp.Described):
+        return {"descriptor": value.descriptor, "value": json_value(value.value)}
+    if isinstance(value, dict | list | amqp.Array):
+        return json_value(value)
+    # JSON has null for these, which is another value.
+    return str(value) if _is_no_number(value) else value
+
+
+def remark_undecodable(record: Record) -> None:
+    """Say on standard error which event is not a valid AMQP message, and why."""
+    remark(
+        f"Event {record['sequence_number']} of partition {record['partition']} is not a valid AMQP message: "
+        f"{record['decode_error']}"
+    )
 
 
 def _types(properties: Mapping[str, object], encoded: bytes | memoryview | None) -> dict[str, str]:
@@ -123,7 +149,7 @@ def _types(properties: Mapping[str, object], encoded: bytes | memoryview | None)
     return found
 
 
-def _is_no_number(value: PropertyValue) -> bool:
+def _is_no_number(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
@@ -146,6 +172,11 @@ def parse_record(line: bytes) -> ParsedRecord:
         raise InvalidArgumentError(f"Invalid JSON: {error}.") from error
     if not isinstance(record, dict):
         raise InvalidArgumentError("This is not a JSON object, as `receive --nl` writes it.")
+    if (problem := record.get("decode_error")) is not None:
+        raise InvalidArgumentError(
+            f"This event is not a valid AMQP message, so it cannot be sent ({problem}). "
+            f"`jq -c 'select(.decode_error == null)'` leaves out such lines."
+        )
     if not {"body", "body_base64"} & record.keys():
         raise InvalidArgumentError(
             "There is neither body nor body_base64, as `receive --nl` writes them.",

@@ -9,8 +9,9 @@ from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 
+from tidegate.amqp.errors import DecodeError
 from tidegate.cli.events.filters import EventFilter, FormatWriter
-from tidegate.cli.events.records import COLUMNS, event_record
+from tidegate.cli.events.records import COLUMNS, event_record, remark_undecodable
 from tidegate.cli.shell.connection import check_event_hub
 from tidegate.cli.shell.profiles import ServiceConnection
 from tidegate.cli.shell.progress import ProgressBar, no_bar
@@ -177,7 +178,9 @@ class RecordWriter:
         """Write events, and flush them to the reader of a pipe."""
         for event in events:
             record = event_record(event)
-            if self._is_table and record["body_base64"] is not None:
+            if self._is_table and record["decode_error"] is not None:
+                record = {**record, "body": f"(not a valid AMQP message: {record['decode_error']})"}
+            elif self._is_table and record["body_base64"] is not None:
                 record = {**record, "body": f"(binary, {counted(len(event.body), 'byte')})"}
             self._records.write(record)
         self.event_count += len(events)
@@ -190,7 +193,10 @@ class RecordWriter:
 
 
 class BodyWriter:
-    """Writes bodies, one per line: unchanged for a program; an event must not control a terminal."""
+    """Writes bodies, one per line: unchanged for a program; an event must not control a terminal.
+
+    An event that is not a valid AMQP message has its bytes in base64 instead, and a remark.
+    """
 
     def __init__(self) -> None:
         self.event_count = 0
@@ -198,7 +204,7 @@ class BodyWriter:
 
     def write(self, events: Sequence[ReceivedEvent]) -> None:
         """Write bodies, and flush them to the reader of a pipe."""
-        lines = b"".join(event.body + b"\n" for event in events)
+        lines = b"".join(_body(event) + b"\n" for event in events)
         if self._is_shown:
             lines = visible_lines(lines.decode(errors="replace")).encode()
         sys.stdout.buffer.write(lines)
@@ -207,6 +213,15 @@ class BodyWriter:
 
     def close(self) -> None:
         """There is nothing to complete."""
+
+
+def _body(event: ReceivedEvent) -> bytes:
+    try:
+        return event.body
+    except DecodeError:
+        record = event_record(event)
+        remark_undecodable(record)
+        return str(record["body_base64"]).encode()
 
 
 Writer = RecordWriter | BodyWriter | FormatWriter

@@ -330,7 +330,9 @@ def plain(value: object) -> object:
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    if isinstance(value, float):
+        return float(value)  # JSON has no subclasses of it
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def cell_text(value: object) -> str:

@@ -353,6 +353,7 @@ def _record(event: ExploredEvent) -> Mapping[str, object]:
         "enqueued_time": time_text(event.enqueued_time),
     }
     if event.contents is None:
+        place["decode_error"] = event.problem
         return {**place, "partition_key": None, "properties": {}, "body": None, "body_base64": None}
     properties = {name: _plain(value) for name, value in event.contents.properties.items()}
     return {**place, **event.contents.record(value_text), "properties": properties}
