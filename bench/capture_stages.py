@@ -44,7 +44,7 @@ def capture_write(bodies: Sequence[bytes], directory: Path) -> Measurement:
         for number in range(_FILES):
             path = directory / _name(number)
             path.parent.mkdir(parents=True)
-            encoder = AvroEncoder(path.name)
+            encoder = AvroEncoder(os.urandom(16))
             with path.open("wb") as file:
                 for start in range(0, share, 200):
                     part = sections[number * share + start : number * share + min(start + 200, share)]

@@ -19,7 +19,7 @@ def test_other_threads_run_while_many_properties_are_written() -> None:
     170,000 properties. Python code can be interrupted at each of its calls."""
     properties = {f"p{number}": number for number in range(5_000)}
     section = wrap_event(encode_event(EventData(b"x", properties)))
-    encoder = AvroEncoder("file.avro")
+    encoder = AvroEncoder(b"a marker 16 long")
     calls = 0
 
     def count(frame: FrameType, *_: object) -> None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 from tests.capture.support import START, append_bodies, capture_files, captured_numbers, read_capture_file
 from tests.support.clocks import SetClock
 
@@ -28,6 +29,7 @@ from tidegate.server.opening import open_broker
 from tidegate.storage.options import LogOptions
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.threads import Threads
+from tidegate.wire.capture import SYNC_MARKER_BYTES, guessable_marker
 
 T = TypeVar("T")
 
@@ -106,6 +108,8 @@ class SteppedDestination(DirectoryDestination):
         return self._steps.take(partial(super().exists, name))
 
     def publish(self, spool: Path, name: str) -> None:
+        if (self.root / name).exists():
+            assert spool.read_bytes() == (self.root / name).read_bytes()
         self._steps.take(partial(super().publish, spool, name))
 
     def discard(self, token_prefix: str) -> None:
@@ -209,14 +213,24 @@ async def _run_with_crash(
 async def test_any_step_may_be_the_last_one(tmp_path: Path, error: type[BaseException]) -> None:
     """A crash before and after each step, and a failure that is not one: the same files each time."""
     steps = await _run_with_crash(tmp_path / "none", None, is_done=False, error=error)
-    expected = {path.name: path.read_bytes() for path in capture_files(tmp_path / "none")}
+    expected = _contents(tmp_path / "none")
     assert len(expected) >= 4
     assert steps > 4 * len(expected)
     for crash_at in range(steps):
         for is_done in (False, True):
             work = tmp_path / f"{crash_at}-{is_done}"
             await _run_with_crash(work, crash_at, is_done=is_done, error=error)
-            assert {path.name: path.read_bytes() for path in capture_files(work / "files")} == expected
+            assert _contents(work / "files") == expected
+
+
+def _contents(root: Path) -> dict[str, bytes]:
+    """The files' bytes by name, without the markers, which are random."""
+    found = {path.name: path.read_bytes() for path in capture_files(root)}
+    return {name: data.replace(_marker(data), b"") for name, data in found.items()}
+
+
+def _marker(data: bytes) -> bytes:
+    return data[-SYNC_MARKER_BYTES:]
 
 
 async def test_a_file_that_cannot_be_listed_is_reported(
@@ -238,6 +252,34 @@ async def test_a_file_that_cannot_be_listed_is_reported(
 
 _FIRST_PUBLISH = 5
 """Steps before it: load, discard, exists, save, spool."""
+
+
+@pytest.mark.parametrize("is_of_earlier_version", [False, True])
+async def test_a_file_has_the_marker_that_was_planned(tmp_path: Path, is_of_earlier_version: bool) -> None:
+    """A sender that knows it could put a block of its own into an event: it is random, and is saved for when
+    the file is written again. A plan of an earlier version gets the marker that a complete file then has."""
+    clock = SetClock(START)
+    broker = await open_broker(tmp_path / "data", clock=clock)
+    try:
+        partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
+        await append_bodies(partition, [b"x" * 400])
+        with pytest.raises(Crash):
+            await _capture_all(broker, tmp_path, clock, Steps(_FIRST_PUBLISH, is_done=True))
+        (path,) = capture_files(tmp_path / "files")
+        before, guessed = path.read_bytes(), guessable_marker(f"0/{path.name}")
+        assert guessed not in before
+        if is_of_earlier_version:
+            store = StateStore(broker.control, "hub", "0")
+            state = await store.load()
+            assert state is not None
+            assert state.planned is not None
+            await store.save(replace_struct(state, planned=replace_struct(state.planned, sync_marker=None)))
+            before = before.replace(_marker(before), guessed)
+            path.write_bytes(before)
+        await _capture_all(broker, tmp_path, clock, Steps(None, is_done=False))
+        assert path.read_bytes() == before
+    finally:
+        await broker.close()
 
 
 async def test_a_complete_file_stays_when_retention_took_its_events(tmp_path: Path) -> None:

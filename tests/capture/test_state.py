@@ -13,6 +13,9 @@ from tidegate.storage.control.log import FileControlLog
 from tidegate.storage.files import OsFiles
 
 _STATE = PartitionState(7, 1_000, 1, PlannedFile("a/b.avro", 7, 9, 100, 2_000, is_full=True))
+_MARKED = PartitionState(
+    7, 1_000, 1, PlannedFile("a/b.avro", 7, 9, 100, 2_000, is_full=True, sync_marker=bytes(range(240, 256)))
+)
 
 
 @pytest.fixture
@@ -25,10 +28,23 @@ async def test_a_state_survives(control: ControlLog) -> None:
     """With and without a planned file; the partitions' states are apart."""
     store, other = StateStore(control, "hub", "0"), StateStore(control, "hub", "1")
     assert await store.load() is None
-    for state in (PartitionState(), _STATE, PartitionState(9, 2_000, 1)):
+    for state in (PartitionState(), _STATE, _MARKED, PartitionState(9, 2_000, 1)):
         await store.save(state)
         assert await StateStore(control, "hub", "0").load() == state
     assert await other.load() is None
+
+
+async def test_a_file_that_an_earlier_version_planned(control: ControlLog) -> None:
+    """It has no marker; the file is written with the one that it had then."""
+    store = StateStore(control, "hub", "0")
+    await store.load()
+    await store.save(_STATE)
+    cell = await control.read(CAPTURE_KEYS + "hub/0")
+    assert cell is not None
+    value = cell.value.replace(b',"sync_marker":null', b"")
+    assert len(value) < len(cell.value)
+    await control.change(CAPTURE_KEYS + "hub/0", value, expected_version=cell.version)
+    assert await store.load() == _STATE
 
 
 @pytest.mark.parametrize(

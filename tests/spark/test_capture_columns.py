@@ -56,7 +56,7 @@ def captured(tmp_path: Path) -> list[bytes]:
     print(f"seed {seed}")
     encoded = _events(random.Random(seed))
     sections = [wrap_event(event) for event in encoded]
-    encoder = AvroEncoder("file")
+    encoder = AvroEncoder(b"a marker 16 long")
     encoder.append(0, _TIME_MS, memoryview(b"".join(sections)), list(map(len, sections)))
     path = write_file(tmp_path, [])
     path.write_bytes(encoder.take() + encoder.finish())

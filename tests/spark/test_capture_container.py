@@ -16,7 +16,7 @@ from tidegate.spark.capture.files import CaptureFiles, open_capture_files
 from tidegate.spark.capture.names import CaptureFile
 from tidegate.spark.capture.options import CaptureOptions
 from tidegate.spark.capture.reader import probe_file
-from tidegate.wire.capture import AVRO_SCHEMA
+from tidegate.wire.capture import AVRO_SCHEMA, guessable_marker
 
 
 def _read(data: bytes, *fields: str) -> list[dict[str, Any]]:
@@ -135,6 +135,51 @@ def test_a_probe_finds_what_a_file_covers(
     found = probe_file(files, file)
     assert found is not None
     assert (found.start_sequence_number, found.until_sequence_number) == (100, 100 + count)
+
+
+def _number(value: int) -> bytes:
+    file = BytesIO()
+    fastavro.schemaless_writer(file, fastavro.parse_schema("long"), value)
+    return file.getvalue()
+
+
+def _block(number: int) -> bytes:
+    """A block of one record, without the marker that ends it."""
+    record = BytesIO()
+    fastavro.schemaless_writer(record, fastavro.parse_schema(dict(AVRO_SCHEMA)), azure_record(number))
+    return _number(1) + _number(len(record.getvalue())) + record.getvalue()
+
+
+@pytest.mark.parametrize(
+    "forged", [b"?", _block(120), _block(10**6)], ids=["no block", "too few", "too many"]
+)
+def test_an_event_with_the_files_marker_does_not_change_what_a_file_covers(
+    tmp_path: Path, files: CaptureFiles, forged: bytes
+) -> None:
+    """Protects files that exist: their marker is a hash of their name. An event could make a good file
+    unreadable, hide the events after a number, or claim events that the file does not have."""
+    path = write_file(tmp_path, [])
+    name = str(path.relative_to(tmp_path))
+    marker = guessable_marker(name)
+    records = [azure_record(100 + number, Body=b"x" * 900) for number in range(200)]
+    records.append(azure_record(300, Body=b"x" * 90 + marker + forged))
+    with path.open("wb") as stream:
+        fastavro.writer(stream, dict(AVRO_SCHEMA), records, sync_interval=64_000, sync_marker=marker)
+    found = probe_file(files, CaptureFile(name, "ns", "hub", "0", 0, path.stat().st_size))
+    assert found is not None
+    assert (found.start_sequence_number, found.until_sequence_number) == (100, 301)
+
+
+def test_a_marker_in_an_event_of_a_renamed_file(tmp_path: Path, files: CaptureFiles) -> None:
+    """The marker alone does not make a good file unreadable, whatever the file's name is by now."""
+    path = write_file(tmp_path, [])
+    records = [azure_record(number, Body=b"x" * 900 + b"a marker 16 long?") for number in range(200)]
+    with path.open("wb") as stream:
+        fastavro.writer(stream, dict(AVRO_SCHEMA), records, sync_marker=b"a marker 16 long")
+    name = str(path.relative_to(tmp_path))
+    found = probe_file(files, CaptureFile(name, "ns", "hub", "0", 0, path.stat().st_size))
+    assert found is not None
+    assert found.until_sequence_number == 200
 
 
 def test_a_probe_of_a_file_without_events(tmp_path: Path, files: CaptureFiles) -> None:

@@ -1,11 +1,10 @@
-"""The bytes of a capture file: identical whenever name and events are the same.
+"""The bytes of a capture file: identical whenever sync marker and events are the same.
 
 So a file that is written again after a crash equals the one that it replaces. Does no I/O.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from array import array
 from collections import UserDict
@@ -27,7 +26,6 @@ from tidegate.wire.event_codec import decode_event
 
 _BLOCK_BYTES = 64_000
 """Our choice: four times Avro's usual block, for bodies of some hundred bytes."""
-_SYNC_MARKER_BYTES = 16
 _PIECE_EVENTS = 200
 """Our choice: a thread encodes this many events (some milliseconds), then sleeps as long. So the event loop,
 which needs the same interpreter lock, never waits longer for it, and Capture uses at most half a core."""
@@ -39,16 +37,15 @@ millisecond. An event may have 170,000."""
 class AvroEncoder:
     """Makes a file of events, block by block: ``append``, ``take`` now and then, ``finish``."""
 
-    def __init__(self, name: str) -> None:
-        """name: of the file; its sync marker is derived from it."""
+    def __init__(self, sync_marker: bytes) -> None:
+        """sync_marker: between the file's blocks; 16 bytes that no event has."""
         self.event_count = 0
         self.undecodable_count = 0
         """Events that are not AMQP messages: the file has them as stored."""
         self._buffer = BytesIO()
-        marker = hashlib.sha256(name.encode()).digest()[:_SYNC_MARKER_BYTES]
         # Not parsed here: fastavro would then write the namespace as part of the name, unlike Azure.
         schema = dict(AVRO_SCHEMA)
-        self._writer = Writer(self._buffer, schema, sync_interval=_BLOCK_BYTES, sync_marker=marker)
+        self._writer = Writer(self._buffer, schema, sync_interval=_BLOCK_BYTES, sync_marker=sync_marker)
 
     def append(
         self, start_sequence_number: int, enqueued_time_ms: int, payload: memoryview, lengths: Sequence[int]

@@ -31,6 +31,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import ClosedError, LogCorruptError, LogDivergedError, TidegateError
 from tidegate.model.history import find_divergence, history_of
 from tidegate.transport.threads import Threads
+from tidegate.wire.capture import SYNC_MARKER_BYTES, guessable_marker
 
 T = TypeVar("T")
 
@@ -214,6 +215,7 @@ class PartitionCapture:
             window.next_start_ms,
             is_full=window.event_bytes >= self._limits.size_bytes,
             history_id=history_of(window.until_sequence_number - 1, self.partition.known_ends().histories),
+            sync_marker=secrets.token_bytes(SYNC_MARKER_BYTES),
         )
         await self._save(replace(self._state, last_name_s=name_s, planned=planned))
         self._window = None
@@ -244,7 +246,7 @@ class PartitionCapture:
         assert planned is not None
         # A new token each time: an abandoned call may still be sending its own spool file.
         token = f"{self._token}-{secrets.token_hex(6)}"
-        encoder = AvroEncoder(planned.name)
+        encoder = AvroEncoder(planned.sync_marker or guessable_marker(planned.name))
         spool = await self._threads.run(lambda: Spool(self._destination.spool(token)), release=Spool.discard)
         try:
             missing = await self._copy(planned, encoder, spool)

@@ -43,6 +43,10 @@ class PlannedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """True if size closed the window, False if time did."""
     history_id: str | None = None
     """The history of the file's last event (see ``model.history``); None: unknown."""
+    sync_marker: bytes | None = None
+    """Random, and drawn once the file's events are in the log, so that no sender knows it; the same when the
+    file is written again. None: an earlier version planned the file (see ``wire.capture.guessable_marker``).
+    """
 
 
 class PartitionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

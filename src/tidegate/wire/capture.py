@@ -11,6 +11,7 @@ documented, so every name that is not a standard property is treated as an annot
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -46,6 +47,7 @@ from tidegate.wire.event_texts import (
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, SEQUENCE_NUMBER
 
 FILE_SUFFIX: Final = ".avro"
+SYNC_MARKER_BYTES: Final = 16
 
 _PROPERTY_MAP: Final = {"type": "map", "values": ["long", "double", "string", "bytes"]}
 
@@ -174,6 +176,14 @@ def capture_file_name(
     time = time_of(1000 * time_s)
     values = (namespace, event_hub, partition_id, *f"{time:%Y %m %d %H %M %S}".split())
     return name_format.format_map(dict(zip(NAME_FIELDS, values, strict=True))) + FILE_SUFFIX
+
+
+def guessable_marker(file_name: str) -> bytes:
+    """The sync marker of a file that Capture planned before markers were random.
+
+    A sender can compute it from the name, and put it into an event of the file.
+    """
+    return hashlib.sha256(file_name.encode()).digest()[:SYNC_MARKER_BYTES]
 
 
 @cached_when_short

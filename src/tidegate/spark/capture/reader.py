@@ -38,6 +38,7 @@ from tidegate.spark.capture.seen import OtherHubError, SeenNumbers
 from tidegate.spark.runtime.session import usable_core_count
 from tidegate.spark.runtime.workers import freeze_loaded_modules
 from tidegate.spark.source.pushdown import RowBounds, narrow
+from tidegate.wire.capture import guessable_marker
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -231,29 +232,38 @@ def probe_file(files: CaptureFiles, file: CaptureFile) -> FileRange | None:
             return None
         after_first = stream.tell()
         size = stream.seek(0, SEEK_END)
-        last = first if size == after_first else _last_block(stream, header, data_start, size, name)
+        last = first if size == after_first else _block_at_end(stream, header, data_start, size, name)
+        if last is None:
+            stream.seek(after_first)
+            last = first
+            for block in iter_blocks(stream, header, name):
+                last = block if block[0] else last
         begin = capture_rows(decode_records(header, *first, name, fields_for(()))[:1], name)
         until = decode_records(header, *last, name, ("SequenceNumber",))[-1]["SequenceNumber"] + 1
         return FileRange(file, int(begin.sequence_numbers[0]), until, int(begin.times_ms[0]))
 
 
-def _last_block(
+def _block_at_end(
     stream: BinaryIO, header: ContainerHeader, data_start: int, size: int, name: str
-) -> tuple[int, bytes]:
-    """The last block that has records, found from the end of the file."""
+) -> tuple[int, bytes] | None:
+    """The last block, from the file's end; None if only reading all blocks can find it.
+
+    Blocks are between sync markers, so an event that has the marker can pass for the beginning of a block.
+    """
     tail_bytes = _TAIL_BYTES
-    while True:
+    while header.sync_marker != guessable_marker(name):
         start = max(data_start - len(header.sync_marker), size - tail_bytes)
         stream.seek(start)
         tail = stream.read(size - start)
-        # Blocks are between sync markers; the header's comes before the first block.
+        # The header's comes before the first block.
         place = tail.rfind(header.sync_marker, 0, len(tail) - len(header.sync_marker))
-        while place >= 0:
-            after = BytesIO(tail[place + len(header.sync_marker) :])
-            blocks = list(iter_blocks(after, header, name))
-            if blocks and blocks[-1][0]:
-                return blocks[-1]
-            place = tail.rfind(header.sync_marker, 0, place)
+        if place >= 0:
+            try:
+                blocks = list(iter_blocks(BytesIO(tail[place + len(header.sync_marker) :]), header, name))
+            except CaptureFileError:
+                return None
+            return blocks[0] if len(blocks) == 1 and blocks[0][0] else None
         if start <= data_start:
-            raise CaptureFileError(f"{name} is damaged: its last block has no start.")
+            break
         tail_bytes *= 8
+    return None
