@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import uuid
 from pathlib import Path
@@ -150,6 +151,23 @@ def test_partition_columns_become_folders(tmp_path: Path) -> None:
     read = pq.read_table(tmp_path, partitioning="hive").to_pylist()
     expected = [dict(row) | {"home": row["home"] or None} for row in _ROWS]
     assert sorted(read, key=lambda row: row["value"]) == expected
+
+
+def test_folders_have_names_that_file_systems_take(tmp_path: Path) -> None:
+    """Whatever senders write into a partition column: else the query could never publish the micro-batch."""
+    homes = ["x" * 300, "x" * 300 + "y", "ü" * 90, "\x1f", "", "..", "a ", "x" * 195, "/" * 65]
+    rows: list[dict[str, object]] = [{"home": home, "value": number} for number, home in enumerate(homes)]
+    files = _write_task(tmp_path, {"partitionColumns": "home"}, rows)
+    folders = [Path(file.name).parent.name for file in files]
+    assert len(set(folders)) == len(homes)
+    assert max(map(len, folders)) == 200
+    assert {"home=%1F", "home=.%2E", "home=a%20", f"home={'x' * 195}", f"home={'%2F' * 65}"} <= {*folders}
+    assert sorted(name for name in folders if "!" in name) == [
+        f"home={'%C3%BC' * 27}!{hashlib.sha256(('ü' * 90).encode()).hexdigest()[:32]}",
+        *sorted(f"home={'x' * 54}!{hashlib.sha256(home.encode()).hexdigest()[:32]}" for home in homes[:2]),
+    ]
+    read = pq.read_table(tmp_path, partitioning="hive").to_pylist()
+    assert sorted(row["value"] for row in read) == [*range(len(homes))]
 
 
 @pytest.mark.parametrize(

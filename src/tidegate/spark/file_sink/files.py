@@ -1,9 +1,16 @@
-"""Writes a task's rows to files: one per combination of the partition columns' values."""
+"""Writes a task's rows to files: one per combination of the partition columns' values.
+
+Folders are ``name=value`` as Hive and Spark write them: percent-encoded, and null and "" share one. Senders
+may choose the values, so names over 200 bytes are shortened to a beginning and a hash: after the manifest, a
+file that cannot get its name would stop the query for good. None ends with a dot or a blank, which Azure and
+Windows drop.
+"""
 
 from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, BinaryIO, Final
@@ -23,8 +30,11 @@ from tidegate.spark.file_sink.storage import SinkFolder
 _FILES_OPEN_MAX: Final = 256
 """Our choice: each file holds a row group or a block in memory, and more suggest a wrong partition column."""
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
-"""Hive's and Spark's folder name for rows whose partition column is null."""
-_SEPARATOR: Final = "\x1f"
+"""Hive's and Spark's folder name for rows whose partition column is null or empty."""
+_SEGMENT_BYTES_MAX: Final = 200
+"""Of a folder's name. Our choice: file systems allow 255."""
+_HASH_MARK: Final = "!"
+"""Before the hash in a shortened name: whole values have it encoded."""
 
 _compute: Any = pc
 
@@ -81,8 +91,7 @@ def _split(rows: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[str
         yield "", rows
         return
     texts = [
-        _compute.fill_null(rows.column(name).cast(pa.string()), _SEPARATOR).dictionary_encode()
-        for name in columns
+        _compute.fill_null(rows.column(name).cast(pa.string()), "").dictionary_encode() for name in columns
     ]
     numbers = np.zeros(rows.num_rows, dtype=np.int64)
     for text in texts:
@@ -96,8 +105,19 @@ def _split(rows: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[str
 
 
 def _segment(name: str, value: str) -> str:
-    shown = _NULL_FOLDER if value in (_SEPARATOR, "") else quote(value, safe=" -_.,+@()")
-    return f"{quote(name, safe='')}={shown}"
+    begin = f"{quote(name, safe='')}="
+    shown = _quoted(value)
+    if len(begin) + len(shown) > _SEGMENT_BYTES_MAX:
+        digest = f"{_HASH_MARK}{hashlib.sha256(value.encode()).hexdigest()[:32]}"
+        # Each of these bytes may need three.
+        bytes_kept = max(0, _SEGMENT_BYTES_MAX - len(begin) - len(digest)) // 3
+        shown = _quoted(value.encode()[:bytes_kept].decode(errors="ignore")) + digest
+    return begin + (shown or _NULL_FOLDER)
+
+
+def _quoted(value: str) -> str:
+    text = quote(value, safe=" -_.,+@()")
+    return f"{text[:-1]}%{ord(text[-1]):02X}" if text.endswith((".", " ")) else text
 
 
 def _row_writer(file: BinaryIO, schema: pa.Schema, options: FileSinkOptions) -> _RowWriter:
