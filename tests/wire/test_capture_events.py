@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any
@@ -187,6 +188,19 @@ def test_another_writers_notes_stop_no_reader(types: str) -> None:
     system: dict[str, AvroValue] = {**notes, "a": 1}
     assert typed_properties({"p": 5}, system) == {"p": 5}
     assert decode_event(encoded_event(b"body", {"p": 5}, system)).body == b"body"
+
+
+def test_notes_of_many_properties_are_not_kept() -> None:
+    """Protects a worker's memory: an event of a megabyte has 20 MB of them, and a thousand were kept."""
+    names = [f"{'x' * 1000}{number}" for number in range(100)]
+    tracemalloc.start()
+    try:
+        for each in range(20):
+            typed_properties({}, {PROPERTY_TYPES: json.dumps(dict.fromkeys(names, f"type {each}"))})
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -277,7 +276,7 @@ def typed_properties(properties: Values, system_properties: Values) -> Mapping[s
     return cast(Mapping[str, PropertyValue], typed)
 
 
-@lru_cache(maxsize=1024)
+@cached_when_short
 def _types(text: str) -> Mapping[str, object]:
     try:
         types = json.loads(text)

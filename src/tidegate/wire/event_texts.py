@@ -28,6 +28,7 @@ from tidegate.model.times import time_of
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import ENQUEUED_TIME, OFFSET, PARTITION_KEY, PUBLISHER, SEQUENCE_NUMBER
 
+A = TypeVar("A", bytes, str)
 T = TypeVar("T")
 
 _KEPT_BYTES_MAX: Final = 512
@@ -44,7 +45,7 @@ _NOT_SENDERS: Final = (
 )
 
 
-def cached_when_short(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+def cached_when_short(decode: Callable[[A], T]) -> Callable[[A], T]:
     """Decorator that caches the latest 4,096 short arguments, so that what many events share is decoded once.
     Long arguments are not cached: at 2 KB each, what 4,096 decode to takes 200 MB, which no limit counts."""
     kept = lru_cache(maxsize=4096)(decode)
