@@ -178,6 +178,25 @@ def test_errors_and_remarks_do_not_steer_a_terminal(
     assert capsys.readouterr().err == "Skipped \\x1b[8m\n"
 
 
+def test_logs_and_tracebacks_do_not_steer_a_terminal() -> None:
+    """A command that sets up no log writes the client's warnings by Python's handler of last resort. They may
+    quote a service, and an unexpected error anything."""
+    script = (
+        "import logging\n"
+        "from tidegate.cli import app\n"
+        "def fail(**_):\n"
+        "    logging.getLogger('tidegate.client').warning('expired: %s', '\\x1b]0;mine\\x07')\n"
+        "    raise RuntimeError('\\x1b[2J of\\ntwo lines')\n"
+        "app.app = fail\n"
+        "app.run()\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    first, *_, last_but_one, last = found.stderr.splitlines()
+    assert (found.returncode, first) == (1, "expired: \\x1b]0;mine\\x07")
+    assert (last_but_one, last) == ("RuntimeError: \\x1b[2J of", "two lines")
+    assert "Traceback (most recent call last):" in found.stderr
+
+
 @pytest.mark.parametrize(("answer", "code"), [(KeyboardInterrupt, 130), ("n", 1)])
 def test_ctrl_c_at_a_question_is_ctrl_c(
     monkeypatch: pytest.MonkeyPatch, answer: str | type[KeyboardInterrupt], code: int

@@ -12,7 +12,7 @@ from tidegate.cli.shell.connection import connection_options
 from tidegate.cli.shell.contents import CommandGroup, Contents, ContentsGroup
 from tidegate.cli.shell.exit_codes import ExitCode, exit_code_of
 from tidegate.cli.shell.options import with_output
-from tidegate.cli.shell.render import Output, remark
+from tidegate.cli.shell.render import Output, guard_standard_error, remark
 from tidegate.model import VERSION
 from tidegate.model.errors import TidegateError
 
@@ -136,6 +136,7 @@ def app() -> None:
 
 def run() -> None:
     """Run the command line; exits the process with an ``ExitCode``."""
+    guard_standard_error()
     prepare_completion()
     try:
         app(prog_name="tidegate")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tidegate.cli.hosts.report import ENCODER, HostReport
 from tidegate.cli.shell.exit_codes import exit_code_of
 from tidegate.cli.shell.interrupt import run_interruptible
-from tidegate.cli.shell.render import counted, remark
+from tidegate.cli.shell.render import counted, guard_standard_error, remark
 from tidegate.model.errors import InvalidArgumentError, TidegateError
 from tidegate.model.limits import spelled_group
 from tidegate.processor.declared import load_declared
@@ -145,6 +145,7 @@ class _ParentPipe(asyncio.Protocol):
 def main() -> None:
     """Run a child: ``ADDRESS SUFFIX DESCRIPTOR LOG_FORMAT``."""
     address, suffix, descriptor, log_format = sys.argv[1:]
+    guard_standard_error()
     try:
         start_logging(LogFormat(log_format), sys.stderr, clock=SystemClock())
         host = load_host(address)

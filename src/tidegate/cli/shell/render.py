@@ -10,15 +10,18 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import logging
 import os
 import shutil
 import sys
 import textwrap
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
+from types import TracebackType
 from typing import BinaryIO, Final, TextIO
 
 import click
@@ -50,6 +53,28 @@ def remark(text: str) -> None:
     """
     sys.stderr.write(visible_lines(text) + "\n")
     sys.stderr.flush()
+
+
+class _LastResort(logging.Handler):
+    """Writes log records for which there is no other handler."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            remark(self.format(record))
+        except Exception:  # as of any handler: what logs must not fail
+            self.handleError(record)
+
+
+def _remark_unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    remark("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
+
+
+def guard_standard_error() -> None:
+    """Make control characters visible also in what Python itself writes: log records of a command without a
+    log, and tracebacks of unexpected errors. Both may quote a service or an event.
+    """
+    logging.lastResort = _LastResort(logging.WARNING)
+    sys.excepthook = _remark_unexpected
 
 
 def columns_of(text: str) -> dict[str, str]:
