@@ -36,7 +36,7 @@ from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.recovery import RecoveredLog, create_log, recover_log
-from tidegate.storage.segments.cold_reads import InlineExecutor
+from tidegate.storage.segments.cold_reads import HubsInTurn, InlineExecutor
 from tidegate.storage.segments.segment import LOG_ID_BYTES
 from tidegate.storage.segments.segment_reader import SegmentCache
 from tidegate.storage.write_errors import Reserve, step_error
@@ -45,8 +45,10 @@ LOGS_NAME: Final = "logs"
 LOCK_NAME: Final = "lock"
 RESERVE_NAME: Final = "reserve"
 _DELETED_SUFFIX = ".deleted"
-_THREADS_MAX: Final = 8
-"""Our choice: a stuck file keeps one busy for each partition that is read, and the creation of its hub."""
+_READ_THREADS_MAX: Final = 8
+"""Our choice: a stuck file keeps one busy for each partition that is read."""
+_THREADS_MAX: Final = _READ_THREADS_MAX + 2
+"""Our choice: the creation and deletion of hubs does not wait for reads."""
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class LogManager:
         self._executor: Executor = InlineExecutor()
         if is_threaded:
             self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="tidegate-log-disk")
+        self._hubs = HubsInTurn(self._executor, _READ_THREADS_MAX)
         self._replay = replay
         self._checkpoints: Executor = (
             ThreadPoolExecutor(1, "tidegate-checkpoint") if is_threaded else InlineExecutor()
@@ -410,7 +413,7 @@ class LogManager:
             writer,
             commit=self._commit,
             cache=self._cache,
-            executor=self._executor,
+            hubs=self._hubs,
             admission=self,
             gaps=recovered.gaps,
             loop=self._loop,

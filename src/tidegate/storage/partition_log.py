@@ -10,7 +10,6 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -22,7 +21,7 @@ from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
 from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, encode_lengths
-from tidegate.storage.segments.cold_reads import RECENT_BYTES, ColdReads, NotInMemory, Warmed
+from tidegate.storage.segments.cold_reads import RECENT_BYTES, ColdReads, HubsInTurn, NotInMemory, Warmed
 from tidegate.storage.segments.segment import LogView, Segment, corrupt_error, iter_headers
 from tidegate.storage.segments.segment_reader import SegmentCache, read_batches
 from tidegate.storage.segments.sparse_index import NO_TIME
@@ -57,7 +56,7 @@ class FilePartitionLog:
         *,
         commit: GroupCommit,
         cache: SegmentCache,
-        executor: Executor,
+        hubs: HubsInTurn,
         admission: Admission,
         gaps: tuple[tuple[int, int], ...],
         loop: asyncio.AbstractEventLoop,
@@ -69,7 +68,7 @@ class FilePartitionLog:
         """True once the hub is deleted or the service stops: no more events will come."""
         self._commit = commit
         self._cache = cache
-        self._cold_reads = ColdReads(executor, loop)
+        self._cold_reads = ColdReads(hubs, directory.parent.name, loop)
         self._admission = admission
         self._gaps = gaps
         self._loop = loop

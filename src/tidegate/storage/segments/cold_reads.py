@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -111,11 +112,55 @@ class InlineExecutor(Executor):
         return future
 
 
+class HubsInTurn:
+    """Threads of an executor that the loads of event hubs take in turn, however many loads one has."""
+
+    def __init__(self, executor: Executor, threads_max: int) -> None:
+        """threads_max: loads that run at the same time; the executor's other threads are left to others."""
+        self._executor = executor
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[tuple[Callable[[], Any], Future[Any]]]] = {}
+        """The waiting loads of each hub, oldest first; the first hub is next."""
+        self._idle = threads_max
+
+    def submit(self, hub_id: str, load: Callable[[], Any]) -> Future[Any]:
+        """Run a load of a hub on one of the threads, when it is the hub's turn. For any thread."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._waiting.setdefault(hub_id, deque()).append((load, future))
+            if not self._idle:
+                return future
+            self._idle -= 1
+        self._executor.submit(self._work)
+        return future
+
+    def _work(self) -> None:
+        while (turn := self._next()) is not None:
+            load, future = turn
+            try:
+                future.set_result(load())
+            except BaseException as error:  # belongs to the waiter, and the thread to the next one
+                future.set_exception(error)
+
+    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
+        with self._lock:
+            hub_id = next(iter(self._waiting), None)
+            if hub_id is None:
+                self._idle += 1
+                return None
+            loads = self._waiting.pop(hub_id)
+            turn = loads.popleft()
+            if loads:
+                self._waiting[hub_id] = loads  # the last one now
+            return turn
+
+
 class ColdReads:
     """The loads of one partition, one after another."""
 
-    def __init__(self, executor: Executor, loop: asyncio.AbstractEventLoop) -> None:
-        self._executor = executor
+    def __init__(self, hubs: HubsInTurn, hub_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._hubs = hubs
+        self._hub_id = hub_id
         self._loop = loop
         self._waiting: deque[tuple[NotInMemory, _Done]] = deque()
         self._is_busy = False
@@ -128,7 +173,7 @@ class ColdReads:
 
     def _start(self) -> None:
         self._is_busy = True
-        self._executor.submit(self._waiting[0][0].load).add_done_callback(self._pass_on)
+        self._hubs.submit(self._hub_id, self._waiting[0][0].load).add_done_callback(self._pass_on)
 
     def _pass_on(self, loaded: Future[Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
