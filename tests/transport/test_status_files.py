@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,20 @@ from tests.console.pipeline_process import status_of
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.transport.status_files import PipelineFiles
+
+
+def test_only_its_user_may_read_a_status(tmp_path: Path) -> None:
+    """Its error may quote an event; one that an earlier version wrote is closed with the next status."""
+    files = PipelineFiles(tmp_path / "state")
+    with files.owned("new"):
+        files.write(status_of("new", "orders"))
+    folder = files.root / "new"
+    status = folder / "status.json"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (files.root.parent, files.root, folder)} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (status, folder / "lock")} == {0o600}
+    status.chmod(0o644)
+    files.write(status_of("new", "orders"))
+    assert stat.S_IMODE(status.stat().st_mode) == 0o600
 
 
 def _changed(**changes: object) -> bytes:

@@ -7,7 +7,8 @@
 
 This module is in a low layer because both sides use it without importing each other: pipelines write;
 commands and the console read. A status outlives its process, so readers check whether the process still runs,
-by its number and start time: numbers are reused.
+by its number and start time: numbers are reused. Only the user who runs a pipeline may read its files: an
+error may quote an event.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidegate.files import lock_file, replace_file, user_directory
+from tidegate.files import lock_file, make_private_directory, replace_file, user_directory
 from tidegate.model.errors import DirectoryInUseError, InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.pipeline_status import PipelineStatus, ProcessIdentity
 
@@ -67,8 +68,8 @@ class PipelineFiles:
         Raises DirectoryInUseError if another process holds it.
         """
         directory = self.root / name
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        make_private_directory(directory)
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 lock_file(descriptor)
@@ -90,8 +91,8 @@ class PipelineFiles:
     def write(self, status: PipelineStatus) -> None:
         """Replace a pipeline's status atomically. Raises OSError."""
         directory = self.root / status.name
-        directory.mkdir(parents=True, exist_ok=True)
-        replace_file(directory / _STATUS_NAME, f"{status.to_json()}\n".encode(), mode=0o666)
+        make_private_directory(directory)
+        replace_file(directory / _STATUS_NAME, f"{status.to_json()}\n".encode())
 
     def read(self, name: str) -> PipelineStatus:
         """A pipeline's current status: ``killed`` if its process ended without reporting it.
