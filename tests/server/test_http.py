@@ -925,6 +925,8 @@ async def test_a_refused_upgrade_behind_an_unread_answer_ends(
     monkeypatch: pytest.MonkeyPatch, is_amqp_full: bool
 ) -> None:
     """A refused WebSocket waits no longer for its peer to read earlier answers than those would."""
+    # As if so little of the answer were unsent that the next request begins.
+    monkeypatch.setattr("tidegate.gateway.http.server._HttpProtocol.pause_writing", lambda connection: None)
     monkeypatch.setattr("tidegate.transport.websocket.CLOSE_TIMEOUT_S", 0.5)
 
     async def answer(request: Request) -> Response:

@@ -62,6 +62,8 @@ class RequestParser(h11.Connection):
         super().__init__(h11.SERVER, HEAD_BYTES_MAX)
         self.refusal: tuple[int, str] | None = None
         """Status and text of the answer to what cannot be parsed; None: it is not HTTP."""
+        self.is_held = False
+        """Whether to begin no further request: bytes behind the last one wait."""
         self._on_head = on_head
         self._is_time_over = is_time_over
         self._received = b""
@@ -93,7 +95,12 @@ class RequestParser(h11.Connection):
     @property
     def has_work(self) -> bool:
         """Whether they can be parsed now: those behind a complete request wait for the end of its answer."""
-        return self.has_received and self.their_state in (h11.IDLE, h11.SEND_BODY)
+        is_parsed = self.their_state in (h11.IDLE, h11.SEND_BODY) and not self._is_held_now
+        return self.has_received and is_parsed
+
+    @property
+    def _is_held_now(self) -> bool:
+        return self.is_held and self.their_state is h11.IDLE
 
     def begin_slice(self) -> None:
         """Parse until the time is over; one piece at least."""
@@ -109,10 +116,12 @@ class RequestParser(h11.Connection):
         self._start = 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """As h11's; NEED_DATA as well when the slice is over.
+        """As h11's; NEED_DATA as well when the slice is over, and while requests are held.
 
         Raises h11.RemoteProtocolError for what is not HTTP, and for a refused request.
         """
+        if self._is_held_now:
+            return h11.NEED_DATA
         while True:
             if self._needs_data and not self._feed():
                 return h11.NEED_DATA

@@ -2,8 +2,8 @@
 
 The resources of a peer without a token are bounded: connections (``transport.admission``; those without a
 complete request make room for others), the time for a request to arrive and for its answer to be read, and
-(in ``publish``) the time and the bytes of a body after a token. A connection beyond the limits may still
-request ``/health`` or ``/ready``.
+(in ``publish``) the time and the bytes of a body after a token. Behind answers that wait for their reader no
+request begins. A connection beyond the limits may still request ``/health`` or ``/ready``.
 """
 
 from __future__ import annotations
@@ -216,7 +216,6 @@ class _HttpProtocol(H11Protocol):
     """Whether reading is paused because received bytes wait to be parsed."""
     _is_health = False
     """Whether it is served in the turns of requests for ``/health``."""
-    _is_writing_paused = False
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _waiting: MemoryAccount | None = None
@@ -247,7 +246,7 @@ class _HttpProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._is_writing_paused = True
+        self._parser.is_held = True
         self._start_write_timer()
         self._count_waiting()
 
@@ -255,12 +254,14 @@ class _HttpProtocol(H11Protocol):
         # A closing transport still waits until the rest is read.
         if not self.transport.is_closing():
             self._stop_write_timer()
-        self._is_writing_paused = False
+        self._parser.is_held = False
         self._count_waiting()
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
             self.ticket.end_request()
         super().resume_writing()
+        if not self.transport.is_closing():
+            self.handle_events()  # what was sent ahead
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -296,10 +297,14 @@ class _HttpProtocol(H11Protocol):
         self._parser.begin_slice()
         # A request that was sent ahead would begin in the context of the one before, with its actor.
         Context().run(super().handle_events)
-        if self.conn.their_state is h11.IDLE:
-            self._start_timer()
-        else:
+        if self.conn.their_state is not h11.IDLE:
             self._follow_body()
+        elif self._parser.is_held and self._parser.has_rest:
+            # The next request waits until its client has read the answer before, for which there is a limit.
+            self._stop_timer()
+            self._unset_keepalive_if_required()
+        else:
+            self._start_timer()
         self._follow_input()
         self._count_waiting()
         return self._parser.has_work and not self.transport.is_closing()
@@ -316,7 +321,7 @@ class _HttpProtocol(H11Protocol):
                 self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
-        if not self._is_writing_paused:
+        if not self._parser.is_held:
             self.ticket.end_request()
         self.cycle.body.clear()  # what was not read
         super().on_response_complete()
@@ -334,7 +339,6 @@ class _HttpProtocol(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._stop_timer()
-        self._stop_write_timer()
         self._stop_counting()
         self._parser.discard_received()  # nothing may follow before our answer
         self._follow_input()
