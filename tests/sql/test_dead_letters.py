@@ -106,6 +106,22 @@ def test_list_count_and_show(database: Database) -> None:
         letters.show(CONSUMER, "2", 7)
 
 
+@pytest.mark.parametrize(
+    ("part", "count"),
+    [("[Timeout]", 1), ("5%", 1), ("a_b", 1), ("/c\\d", 1), ("[^x]", 0), ("a%b", 0), ("t_meout", 0)],
+)
+def test_a_part_of_a_reason_is_not_a_pattern(database: Database, part: str, count: int) -> None:
+    """Every character is itself; letters match in either case."""
+    letter = NewDeadLetter.from_text(event_with({}, 1), "E", "[timeout] 5% a_b /c\\d ")
+    put_aside(database, without_delay(2, 3))
+    with UnitOfWork(database, CONSUMER) as unit:
+        unit.add_dead_letters("0", [letter])
+    letters = DeadLetters(database)
+    assert letters.count(DeadLetterFilter(reason_contains=part)) == count
+    assert letters.count(DeadLetterFilter(reason_is="[timeout] 5% a_b /c\\d ")) == 1
+    assert letters.count(DeadLetterFilter(reason_is="[timeout] 5% a_b /c\\d")) == 0
+
+
 def test_counts_by_reason(database: Database) -> None:
     """The most frequent reason first."""
     put_aside(database, [*without_delay(0, 3), event_with({}, 3)])

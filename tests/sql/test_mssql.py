@@ -32,6 +32,7 @@ from tidegate.model.events import EventData
 from tidegate.sql import Database, DeadLetters, UnitOfWork, process_partition_batch
 from tidegate.sql.core import database as database_module
 from tidegate.sql.core import schema
+from tidegate.sql.core.dead_letter_rows import conditions_of
 from tidegate.sql.core.dialects.base import NO_KIND, ErrorKind
 from tidegate.sql.core.dialects.mssql import MssqlDialect
 from tidegate.sql.core.failures import translate
@@ -112,7 +113,9 @@ def tour(database: Database) -> None:
     letters, pages = DeadLetters(database), DeadLetterPages(database)
     again = NewDeadLetter.from_text(event_with({}, 9), "Error", "again ", is_payload_copied=True)
     letters.add(CONSUMER, "0", [again])
-    reason = DeadLetterFilter(reason_contains="again ", event_hub="flights")
+    reason = DeadLetterFilter(
+        event_hub="flights", error_type="Error", reason_is="again ", reason_contains="again "
+    )
     for filter_ in (DeadLetterFilter(), reason):
         letters.list(filter_, limit=10)
         letters.count(filter_)
@@ -192,6 +195,15 @@ def _recorded_queries() -> list[str]:
     return [
         line.removesuffix(";") for line in lines if line.startswith(("SELECT", "INSERT", "UPDATE", "CREATE"))
     ]
+
+
+def test_reasons_are_compared_exactly() -> None:
+    """The stand-in has neither ``[…]`` in patterns nor strings that are equal but for blanks at the end."""
+    filter_ = DeadLetterFilter(error_type="E ", reason_is="why ", reason_contains="[A-Z]")
+    statement = sa.select(schema.dead_letter.c.offset).where(*conditions_of(filter_))
+    compiled = statement.compile(sa.create_engine("mssql+pyodbc://", module=_module()))
+    assert {"/[a-z]", "E .", "why ."} <= set(compiled.params.values())
+    assert "tidegate_dead_letter.reason + " in str(compiled)
 
 
 def test_nothing_locks_rows_without_hints() -> None:

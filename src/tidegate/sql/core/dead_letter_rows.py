@@ -23,6 +23,9 @@ from tidegate.sql.core.values import (
 IN_LIST_MAX = 1_000
 """Sequence numbers per IN list (our choice; SQLite accepts 32,766 parameters, older versions 999)."""
 
+_IN_PATTERNS = str.maketrans({character: f"/{character}" for character in "/%_["})
+"""For LIKE, which takes any escaped character as it is. SQL Server also has patterns such as ``[a-z]``."""
+
 
 def shown_conditions_of(
     filter_: DeadLetterFilter, *, are_names_hidden: bool = False
@@ -52,13 +55,15 @@ def conditions_of(filter_: DeadLetterFilter, *, are_names_hidden: bool = False) 
             conditions.append((column.concat("") if are_names_hidden else column) == value)
     for column, value in ((row.error_type, filter_.error_type), (row.reason, filter_.reason_is)):
         if value is not None:
-            conditions.append(column == value)
+            # With an end, as SQL Server compares strings without their trailing blanks.
+            conditions.append(column.concat(".") == f"{value}.")
     if filter_.status is not None:
         conditions.append(row.status == filter_.status.value)
     if filter_.sequence_numbers is not None:
         conditions.append(row.sequence_number.in_(filter_.sequence_numbers))
     if filter_.reason_contains is not None:
-        conditions.append(func.lower(row.reason).contains(filter_.reason_contains.lower(), autoescape=True))
+        pattern = filter_.reason_contains.lower().translate(_IN_PATTERNS)
+        conditions.append(func.lower(row.reason).contains(pattern, escape="/"))
     if filter_.failed_from is not None:
         conditions.append(row.last_failed_at >= filter_.failed_from)
     if filter_.failed_until is not None:
