@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -72,6 +73,19 @@ async def test_hosts_agree_on_the_name_of_a_namespace(blob_storage: BlobStorage,
     assert not (await stores[2].list_leases(other)).leases
     for store in stores:
         await store.close()
+
+
+async def test_an_agreement_without_a_name_is_named(blob_storage: BlobStorage, container: str) -> None:
+    """Others may write into the container as well: the blob at fault, and what to do with it."""
+    place = "tidegate.names/0123abcd/flights/$default"
+    async with AsyncContainerClient.from_connection_string(
+        blob_storage.connection_string(), container
+    ) as client:
+        await client.upload_blob(place, b"")
+    store = BlobStore.from_connection_string(blob_storage.connection_string(), container)
+    with pytest.raises(StoreError, match=re.escape(f"The blob {place}")):
+        await store.list_leases(GroupKey("0123abcd", "Flights", "$Default", "localhost:5672"))
+    await store.close()
 
 
 @pytest.mark.parametrize("name", ["localhost:5672", "localhost", "localhost:35481", "127.0.0.1:9"])

@@ -24,6 +24,7 @@ from tidegate.processor import (
     PartitionManagerOptions,
     ProcessorStore,
 )
+from tidegate.processor.host.name_claim import _has_ended, _this_process
 from tidegate.processor.lease import LeaseState
 from tidegate.sql import Database
 from tidegate.sql.core.values import ConsumerKey
@@ -133,3 +134,9 @@ async def test_names_of_hosts_are_no_consumer_group(
             assert len((await store.list_leases(host.group.names)).leases) == 1
             assert list(read_group_views(database)) == [ConsumerKey(event_hub, "$default")]
         await store.close()
+
+
+@pytest.mark.parametrize("process_id", ["9" * 5_000, "9" * 10, "4294967297", "-1", "x", ""])
+def test_a_claim_of_no_process(process_id: str) -> None:
+    """A store may be written by others: such a claim is one whose owner is not known to have ended."""
+    assert not _has_ended(f"{_this_process()}{process_id}/1")

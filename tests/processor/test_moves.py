@@ -59,3 +59,10 @@ def test_where_processing_goes_on() -> None:
     for number in (4, 9):
         with pytest.raises(PositionOutOfRangeError, match=f"event {number}: its log begins at 5"):
             resume_point_of(EventPosition.from_sequence_number(number), "0", begin=5, until=8)
+
+
+@pytest.mark.parametrize(("offset", "distance"), [("7", 4), ("9" * 19, 10**19 - 4), ("9" * 5_000, None)])
+def test_an_offset_of_any_length_is_compared(offset: str, distance: int | None) -> None:
+    """Others may write to a store as well: what is no place in a log is not known to be before one."""
+    there = ProcessorCheckpoint("0", None, offset)
+    assert there.distance_from(ProcessorCheckpoint("0", None, "3")) == distance

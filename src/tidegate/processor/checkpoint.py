@@ -190,4 +190,6 @@ def check_same_hub(group: object, partition_id: str, stored_ms: int | None, now_
 
 
 def _number(offset: str | None) -> int | None:
-    return int(offset) if offset is not None and offset.isdecimal() else None
+    if offset is None or not offset.isdecimal() or len(offset) > 19:
+        return None  # as none of over 64 bits is a place; int() has a limit, and others may write to a store
+    return int(offset)

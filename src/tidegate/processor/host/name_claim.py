@@ -164,7 +164,8 @@ def _has_ended(owner: str) -> bool:
     """Whether a claim's owner was a process of this machine, and has ended; False if that is not known."""
     place = _this_process()
     process_id = owner.removeprefix(place).partition("/")[0]
-    if not place or not owner.startswith(place) or not process_id.isdecimal():
+    is_number = process_id.isdecimal() and len(process_id) < 10  # else not one of ours: it has 32 bits
+    if not place or not owner.startswith(place) or not is_number:
         return False
     try:
         os.kill(int(process_id), 0)

@@ -307,7 +307,12 @@ class BlobStore:
                 await blob.upload_blob(b"", overwrite=False, metadata={_NAME: name})
                 return name
             with contextlib.suppress(_RefusedError), self._translated_errors():
-                agreed = _metadata(await blob.get_blob_properties())[_NAME]
+                agreed = _metadata(await blob.get_blob_properties()).get(_NAME)
+                if not agreed:
+                    raise StoreError(
+                        f"The blob {place} in {self._where} names no namespace.",
+                        next_step="Delete it: the hosts of the group then agree on a name again.",
+                    )
                 warn_of_others(group, agreed, used)
                 return agreed
         raise StoreUnavailableError(f"The blob {place} in {self._where} appeared, and is not there.")
