@@ -17,7 +17,7 @@ from tests.cli.support import COMMAND, run_on_terminal, run_tidegate
 from tidegate.cli.consumers.top_view import watch
 from tidegate.cli.shell.connection import Service
 from tidegate.cli.shell.frames import Frames
-from tidegate.cli.shell.render import Output, OutputFormat
+from tidegate.cli.shell.render import Output, OutputFormat, cell_text
 from tidegate.cli.shell.stores import StoreChoice
 from tidegate.client import EventHubConsumer, EventHubProducer
 from tidegate.model.events import EventData
@@ -173,6 +173,13 @@ def test_a_note_does_not_control_the_terminal() -> None:
     frames = Frames(Output(OutputFormat.TABLE, stream=stream))
     frames.show(lambda out: frames.note(out)("Error: \x1b]0;title\x07"))
     assert "Error: \\x1b]0;title\\x07" in stream.getvalue()
+
+
+def test_a_name_does_not_forge_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host chooses its name, and some characters end lines for Python alone."""
+    assert cell_text("a\u2028b\u2029c\x85d") == "a\\u2028b\\u2029c\\x85d"
+    first, _ = frames_of(["a\u2028b\u2029c\x0bd", "e"], monkeypatch)
+    assert first == "\x1b[H\x1b[2Ja\u2028b\u2029c\x0bd\x1b[K\ne\x1b[K\n"
 
 
 def test_a_frame_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ VISIBLE_CONTROLS: Final = {
     9: "\\t",
     10: "\\n",
     13: "\\r",
-    # They change the order in which what follows is shown (Unicode Standard Annex 9, section 2).
-    **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
+    # The first two end a line for some programs; the others change the order in which what follows is shown
+    # (Unicode Standard Annex 9, section 2).
+    **{code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))},
 }
 """For ``str.translate``: escapes for characters in events that must not reach a terminal, a log or a page."""
 

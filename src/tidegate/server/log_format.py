@@ -32,8 +32,7 @@ class LogFormat(Enum):
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 """Attributes of every record; others came with ``extra``."""
 
-_CONTROLS: Final = VISIBLE_CONTROLS | {0x2028: "\\u2028", 0x2029: "\\u2029"}
-_CONTROLS_IN_LINES: Final = {code: text for code, text in _CONTROLS.items() if chr(code) != "\n"}
+_CONTROLS_IN_LINES: Final = {code: text for code, text in VISIBLE_CONTROLS.items() if chr(code) != "\n"}
 
 
 _CLIENT_LOGGERS: Final = (
@@ -119,7 +118,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
-        message = record.getMessage().translate(_CONTROLS)
+        message = record.getMessage().translate(VISIBLE_CONTROLS)
         if (audit := getattr(record, "audit", None)) is not None:
             message += f" {json.dumps(audit)}"
         time = time_text(datetime.fromtimestamp(record.created, UTC))

@@ -64,7 +64,8 @@ class Frames:
             return
         frame = _Frame(output.stream.encoding)
         write(output.on(frame), *values)
-        lines = frame.getvalue().splitlines()
+        # Not splitlines(): it splits at characters that do not end a line on a terminal.
+        lines = frame.getvalue().removesuffix("\n").split("\n")
         if len(lines) > height:
             lines = [*lines[: height - 1], f"{len(lines) - height + 1} more lines."]
         begin = _CLEAR_SCREEN if self._count == 1 else _HOME
