@@ -65,7 +65,7 @@ def _newest(service: HubService) -> dict[str, Any]:
 
 
 def _record(action: str, target: str, door: str, **values: object) -> dict[str, object]:
-    by_ann = {"policy": "ann", "scope": "hub", "address": "127.0.0.1", "door": door}
+    by_ann = {"policy": "ann", "scope": "hub", "hub": "hub", "address": "127.0.0.1", "door": door}
     return {"action": action, "target": target, **by_ann, "old": None, "new": None, **values}
 
 
