@@ -43,6 +43,7 @@ def _wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], *, time
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_the_demo_can_be_looked_at(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.spark.matrix.__main__ import run, table_of
 pytestmark = [pytest.mark.spark, pytest.mark.programs]
 
 
+@pytest.mark.repeats
 def test_each_feature_works_in_a_session_that_is_not_ours() -> None:
     """Without any of our settings but what ``register`` sets."""
     found = run(Path(sys.executable), ())

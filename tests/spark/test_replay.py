@@ -15,7 +15,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from sqlalchemy import select
-from tests.needs import ci_has
 from tests.spark.capture_support import capture_to_end, captured_then_live, drop_all
 from tests.spark.driver_process import driver_process
 from tests.spark.support import (
@@ -26,7 +25,6 @@ from tests.spark.support import (
     publish,
     readings,
 )
-from tests.support.sqlserver import SQL_SERVERS
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark import Trigger, explain, run_pipeline
@@ -63,7 +61,7 @@ def _replay(
 
 
 @pytest.mark.programs
-@ci_has("database_url", "mariadb", "sqlite", "postgresql", *SQL_SERVERS)
+@pytest.mark.repeats
 def test_a_handler_goes_over_capture_and_then_live(
     spark: SparkSession, hub_service: HubService, database_url: str, tmp_path: Path
 ) -> None:

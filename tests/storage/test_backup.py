@@ -195,8 +195,9 @@ async def test_an_empty_engine_and_idle_partitions_have_a_backup(tmp_path: Path)
     await restored.close()
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repeats) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.faults
+@pytest.mark.repeats
 async def test_a_backup_is_complete_or_not_there(seed: int, tasks: TaskOwner) -> None:
     """After a power loss at any step of it: the next start removes the rest, and the log is as it was."""
     print(f"seed {seed}")

@@ -66,6 +66,7 @@ async def _send(connection_string: str, events: list[tuple[str, bytes]]) -> None
 
 
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.timeout(240)
 def test_nothing_is_lost_behind_the_watermark(
     state_spark: SparkSession, sqlite_url: str, tmp_path: Path
