@@ -12,6 +12,7 @@ import pytest
 from tidegate.console.frame import live, pages
 from tidegate.console.frame.live import LiveStreams
 from tidegate.console.frame.pages import Drawn, Pages
+from tidegate.model.errors import ServerBusyError
 from tidegate.transport.tasks import TaskOwner
 
 
@@ -147,3 +148,40 @@ async def test_what_differs_is_found_in_that_tenth_too(monkeypatch: pytest.Monke
         "event: end\ndata: \n\n",
     ]
     assert streams.count == 3
+
+
+async def test_pages_that_are_not_read_have_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the event loop: a client that does not read keeps even the beginning of its pages waiting, and
+    reads them all at once later. A place is free again when its answer ends; answers that never begin have
+    none."""
+
+    async def wait(*_: object) -> Any:
+        await asyncio.sleep(3600)
+
+    async def render() -> dict[str, str]:
+        return {}
+
+    monkeypatch.setattr(live, "STREAMS_MAX", 2)
+    session = SimpleNamespace(hub="hub", policy_name="reader")
+    monkeypatch.setattr(live, "session_of", lambda request: session)
+    sessions: Any = SimpleNamespace(call_at_end=lambda call: None, rights=lambda session: object())
+    streams = LiveStreams(sessions)
+
+    def answer() -> Coroutine[Any, Any, None]:
+        return streams.stream(cast(Any, None), render)({"type": "http"}, wait, wait)
+
+    for _ in range(3):
+        streams.stream(cast(Any, None), render)
+    async with TaskOwner("test") as tasks, asyncio.timeout(30):
+        first, second = tasks.start(answer(), name="page"), tasks.start(answer(), name="page")
+        await asyncio.sleep(0)
+        with pytest.raises(ServerBusyError):
+            await answer()
+        first.cancel()
+        await asyncio.wait([first])
+        third = tasks.start(answer(), name="page")
+        await asyncio.sleep(0)
+        assert not third.done()
+        with pytest.raises(ServerBusyError):
+            await answer()
+        second.cancel()

@@ -15,7 +15,8 @@ import asyncio
 import logging
 import time
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -23,6 +24,7 @@ from typing import Any, Final, TypeVar
 from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from tidegate.console.frame.rendering import shown
 from tidegate.console.frame.sessions import Session, Sessions, first_of_most, session_of
@@ -100,15 +102,11 @@ class LiveStreams:
 
         render: called at once, and again ``every_s`` seconds after it has returned; None or a TidegateError
         ends the stream with the event ``end``. After a transient error it is called again.
-        Raises ServerBusyError if there are too many streams, most of them by the session's own policy.
+        The response raises ServerBusyError if there are too many streams, most of them by the session's own
+        policy.
         """
-        session = session_of(request)
-        self._make_room(session)
-        return StreamingResponse(
-            self._events(session, render, every_s),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
+        stream = _Stream(session_of(request))
+        return _LiveResponse(self._events(stream, render, every_s), self._place_of(stream))
 
     async def draw(self, render: Callable[[], T]) -> T:
         """The result of ``render``. All live pages together take a tenth of the event loop's time, and are
@@ -162,32 +160,51 @@ class LiveStreams:
             if stream.session is session:
                 stream.end()
 
-    async def _events(self, session: Session, render: Render, every_s: float) -> AsyncIterator[str]:
-        stream = _Stream(session, is_ended=self._is_closed)
+    @contextmanager
+    def _place_of(self, stream: _Stream) -> Iterator[None]:
+        self._make_room(stream.session)
+        stream.is_ended = self._is_closed
         self._streams[stream] = None
         try:
-            sent: dict[str, int] = {}  # hashes: a fragment may have millions of characters
-            pause_s = quiet_s = 0.0
-
-            async def find() -> str | None:
-                fragments = await _rendered(render)
-                return None if fragments is None else await self.draw(partial(_news, fragments, sent))
-
-            while not stream.is_ended and self._sessions.rights(session) is not None:
-                news = await stream.next(find, pause_s)
-                if stream.is_ended:
-                    return
-                if news is None:
-                    yield format_event(END_EVENT, "")
-                    return
-                pause_s, quiet_s = every_s, 0.0 if news else quiet_s + every_s
-                if news:
-                    yield news
-                elif quiet_s >= KEEP_ALIVE_S:
-                    quiet_s = 0.0
-                    yield ": still here\n\n"
+            yield
         finally:
             del self._streams[stream]
+
+    async def _events(self, stream: _Stream, render: Render, every_s: float) -> AsyncIterator[str]:
+        sent: dict[str, int] = {}  # hashes: a fragment may have millions of characters
+        pause_s = quiet_s = 0.0
+
+        async def find() -> str | None:
+            fragments = await _rendered(render)
+            return None if fragments is None else await self.draw(partial(_news, fragments, sent))
+
+        while not stream.is_ended and self._sessions.rights(stream.session) is not None:
+            news = await stream.next(find, pause_s)
+            if stream.is_ended:
+                return
+            if news is None:
+                yield format_event(END_EVENT, "")
+                return
+            pause_s, quiet_s = every_s, 0.0 if news else quiet_s + every_s
+            if news:
+                yield news
+            elif quiet_s >= KEEP_ALIVE_S:
+                quiet_s = 0.0
+                yield ": still here\n\n"
+
+
+class _LiveResponse(StreamingResponse):
+    """A stream's response. It takes the stream's place before it sends anything: a client that does not read
+    may keep even its beginning waiting."""
+
+    def __init__(self, events: AsyncIterator[str], place: AbstractContextManager[None]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await super().__call__(scope, receive, send)
 
 
 def _news(fragments: Mapping[str, str], sent: dict[str, int]) -> str:
