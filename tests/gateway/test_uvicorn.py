@@ -35,7 +35,8 @@ _ATTRIBUTES = {
     *("app", "app_state", "client", "conn", "cycle", "flow", "logger", "loop", "scheme", "transport"),
     "_unset_keepalive_if_required",
 }
-"""What our class reads or sets. ``cycle`` needs ``response_complete``, ``flow`` needs ``read_paused``."""
+"""What our class reads or sets. ``cycle`` needs ``response_complete``, ``flow`` needs ``read_paused``,
+``write_paused`` and ``drain``."""
 
 _CALLS = {
     "timeout_keep_alive_handler": "self.timeout_keep_alive_handler",

@@ -1,10 +1,10 @@
-"""Requests that a client sends ahead, behind an answer that it has not read: they begin when it has."""
+"""What waits behind an answer that its client has not read: requests that were sent ahead, and answers."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +16,14 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from tests.server.test_http import _serve
 
 from tidegate.gateway.http.server import HttpServer
 from tidegate.server.certificates import ensure_server_certificate
 from tidegate.transport.admission import Face
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.memory import MemoryBudget
 
 _LARGE = 16_777_216  # beyond all that sockets hold on the way
 _GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -162,3 +164,55 @@ async def test_a_stop_begins_nothing_more() -> None:
             assert await served.read_answer() == b"HTTP/1.1 200 OK"
             assert await served.reader.read() == b""
         assert served.begun == ["GET"]
+
+
+async def _pieces(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": bytes(_LARGE), "more_body": True})
+    await send({"type": "http.response.body", "body": bytes(4 * _LARGE), "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _whole(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": bytes(4 * _LARGE)})
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+@pytest.mark.parametrize("answer", [_pieces, _whole])
+async def test_an_answer_that_waits_counts_as_memory(
+    answer: Callable[[Send], Awaitable[None]], is_read: bool
+) -> None:
+    """Protects memory: what the application has made, and cannot send yet, is held for a client. Of an answer
+    that is sent at once, even its beginning may find the connection full."""
+    ended = asyncio.Event()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        (connection,) = server.server_state.connections
+        if answer is _whole:
+            connection.pause_writing()
+        await answer(send)
+        ended.set()
+
+    budget = MemoryBudget(1 << 30)
+    server, (host, port), tasks = await _serve(application, budget=budget)
+    async with asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        while budget.statistics().used_bytes < 4 * _LARGE:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(0.01)
+        assert not ended.is_set()
+        if is_read:
+            (connection,) = server.server_state.connections
+            if answer is _whole:
+                connection.resume_writing()
+            received = 0
+            while data := await reader.read(1 << 20):
+                received += len(data)
+            assert received > 4 * _LARGE
+        writer.transport.abort()
+        await ended.wait()
+        while budget.statistics().used_bytes:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(0.01)
+    await server.stop()
+    await tasks.close()

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -221,6 +222,8 @@ class _HttpProtocol(H11Protocol):
     _waiting: MemoryAccount | None = None
     """Counts what waits, if it is much: answers for their reader, a body for the application, requests sent
     ahead, and what TLS keeps."""
+    _answer_bytes = 0
+    """Of an answer, or a piece of one, that waits until its client has read what was sent before."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -232,8 +235,8 @@ class _HttpProtocol(H11Protocol):
         self._share.join(None if self._peer is None else site_of(self._peer))
         share = self._share
         self.conn = self._parser = RequestParser(self._on_head, lambda: share.is_time_over)
-        if self.ticket.face is Face.HEALTH:
-            self.app = self.owner.health_application
+        is_health = self.ticket.face is Face.HEALTH
+        self.app = partial(self._answer, self.owner.health_application if is_health else self.app)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -350,6 +353,37 @@ class _HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(*(self._parser.refusal or (400, msg)))
 
+    async def _answer(self, application: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application; what it sends counts as memory while it waits for the client to read."""
+        start: Message | None = None
+
+        async def send_counted(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and self.flow.write_paused:
+                start = message  # it waits with its body, whose size is known then
+                return
+            waiting_bytes = len(message.get("body", b""))
+            if start is not None:
+                await self._wait_writable(waiting_bytes)
+                await send(start)
+                start = None
+            await self._wait_writable(waiting_bytes)
+            await send(message)
+
+        await application(scope, receive, send_counted)
+
+    async def _wait_writable(self, waiting_bytes: int) -> None:
+        """Wait until the client has read what was sent; as many bytes wait behind that."""
+        while self.flow.write_paused:
+            self._answer_bytes = waiting_bytes
+            self._count_waiting()
+            try:
+                await self.flow.drain()
+            finally:
+                self._answer_bytes = 0
+                if self._waiting is not None:
+                    self._waiting.update()
+
     def _follow_body(self) -> None:
         """Limit the time of a stranger's body; a complete request is no longer waited for."""
         if self.ticket.face is Face.AMQP:
@@ -427,7 +461,7 @@ class _HttpProtocol(H11Protocol):
     def _measure_waiting(self) -> int:
         cycle: RequestResponseCycle | None = self.cycle
         body_bytes = 0 if cycle is None else len(cycle.body)
-        return held_by(self.transport) + body_bytes + self._parser.received_bytes
+        return held_by(self.transport) + body_bytes + self._parser.received_bytes + self._answer_bytes
 
     def _stop_counting(self) -> None:
         if self._waiting is not None:
