@@ -23,6 +23,7 @@ from tidegate.capture.destination import CaptureDestinationError, Destination, D
 from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.partition_capture import CaptureContext, PartitionCapture
 from tidegate.capture.state import PartitionState, StateStore
+from tidegate.capture.turns import EncodingShare, EncodingTurns
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CapturedFile, WindowEnd
 from tidegate.server.opening import open_broker
@@ -160,7 +161,7 @@ async def _capture_all(
         limits=limits,
         clock=clock,
         threads=Threads(2, name="test"),
-        encoding_threads=Threads(1, name="test encoding"),
+        encoding=EncodingShare(EncodingTurns()),
         file_turns=asyncio.Semaphore(1),
         journal=SteppedJournal(work / "state" / "hub", steps),
         directory=work / "state",

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from array import array
 from collections import UserDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
+from typing import NamedTuple
 
 from fastavro.write import Writer
 
@@ -26,9 +27,11 @@ from tidegate.wire.event_codec import decode_event
 
 _BLOCK_BYTES = 64_000
 """Our choice: four times Avro's usual block, for bodies of some hundred bytes."""
-_PIECE_EVENTS = 200
-"""Our choice: a thread encodes this many events (some milliseconds), then sleeps as long. So the event loop,
-which needs the same interpreter lock, never waits longer for it, and Capture uses at most half a core."""
+_PIECE_EVENTS = 50
+"""Our choice: 1 to 2 ms."""
+_WORK_S = 0.004
+"""Our choice: after this time the thread sleeps as long as it has encoded. So the event loop, which needs the
+same interpreter lock, never waits longer for it, and Capture uses at most half a core."""
 _PROPERTIES_AT_ONCE = 1_000
 """Our choice: an event's properties that C code writes without letting another thread run, in less than a
 millisecond. An event may have 170,000."""
@@ -84,16 +87,49 @@ class AvroEncoder:
         return self.take()
 
 
-def encode_in_pieces(
-    encoder: AvroEncoder, number: int, time_ms: int, payload: memoryview, lengths: array[int]
-) -> bytes:
-    """Append events piece by piece, with pauses (``_PIECE_EVENTS``); returns the bytes that are ready."""
-    at = 0
-    for first in range(0, len(lengths), _PIECE_EVENTS):
+class StoredEvents(NamedTuple):
+    """Events enqueued together, as ``AvroEncoder.append`` gets them."""
+
+    start_sequence_number: int
+    enqueued_time_ms: int
+    payload: memoryview
+    lengths: array[int]
+
+    def pieces(self) -> Iterator[StoredEvents]:
+        """Of ``_PIECE_EVENTS``."""
+        at = 0
+        for first in range(0, len(self.lengths), _PIECE_EVENTS):
+            lengths = self.lengths[first : first + _PIECE_EVENTS]
+            until = at + sum(lengths)
+            yield StoredEvents(
+                self.start_sequence_number + first, self.enqueued_time_ms, self.payload[at:until], lengths
+            )
+            at = until
+
+
+class Encoding:
+    """Appends events to a file in a thread, with pauses (``_WORK_S``)."""
+
+    def __init__(self, encoder: AvroEncoder, events: Iterable[StoredEvents]) -> None:
+        self._encoder = encoder
+        self._pieces = (piece for each in events for piece in each.pieces())
+        self.is_done = False
+
+    def run(self, is_wanted: Callable[[], bool]) -> bytes:
+        """Append what is left, but after a pause only if the thread is not wanted for others.
+
+        Returns the file's bytes that are ready.
+        """
         begun_s = time.monotonic()
-        piece = lengths[first : first + _PIECE_EVENTS]
-        until = at + sum(piece)
-        encoder.append(number + first, time_ms, payload[at:until], piece)
-        at = until
-        time.sleep(time.monotonic() - begun_s)
-    return encoder.take()
+        for piece in self._pieces:
+            self._encoder.append(*piece)
+            worked_s = time.monotonic() - begun_s
+            if worked_s >= _WORK_S:
+                time.sleep(worked_s)
+                if is_wanted():
+                    break
+                begun_s = time.monotonic()
+        else:
+            self.is_done = True
+            time.sleep(time.monotonic() - begun_s)
+        return self._encoder.take()

@@ -13,6 +13,7 @@ from tidegate.capture.destination import CaptureDestinationError, Destination, o
 from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.partition_capture import CaptureContext, PartitionCapture
 from tidegate.capture.state import StateStore
+from tidegate.capture.turns import EncodingShare, EncodingTurns
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.capture_destination import CaptureDestinations
@@ -41,7 +42,7 @@ class HubCapture:
         directory: Path,
         journal: FileJournal,
         clock: Clock,
-        encoding_threads: Threads,
+        encoding_turns: EncodingTurns,
         limits: WindowLimits,
         allowed: CaptureDestinations | None = None,
     ) -> None:
@@ -67,7 +68,7 @@ class HubCapture:
             limits=limits,
             clock=clock,
             threads=self._threads,
-            encoding_threads=encoding_threads,
+            encoding=EncodingShare(encoding_turns),
             file_turns=asyncio.Semaphore(_FILES_AT_A_TIME),
             journal=journal,
             directory=directory,

@@ -21,10 +21,11 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from tidegate.broker import Partition, RecordBatch
-from tidegate.capture.avro_file import AvroEncoder, encode_in_pieces
+from tidegate.capture.avro_file import AvroEncoder, Encoding, StoredEvents
 from tidegate.capture.destination import CaptureDestinationError, Destination, Spool
 from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.state import PartitionState, PlannedFile, StateStore
+from tidegate.capture.turns import EncodingShare
 from tidegate.capture.window import ClosedWindow, Window, WindowLimits
 from tidegate.model.capture import CapturedFile, CaptureProgress, WindowEnd
 from tidegate.model.clock import Clock
@@ -77,8 +78,8 @@ class CaptureContext:
     clock: Clock
     threads: Threads
     """For calls that may hang with the destination."""
-    encoding_threads: Threads
-    """For computation."""
+    encoding: EncodingShare
+    """The hub's share of the thread for computation."""
     file_turns: asyncio.Semaphore
     """Limits how many files are written at a time."""
     journal: FileJournal
@@ -294,6 +295,7 @@ class PartitionCapture:
             batches = await self._read(position)
             if not batches:
                 return missing + end - position
+            events: list[StoredEvents] = []
             for batch in batches:
                 base = batch.base_sequence_number
                 start, until = min(max(base, position), end), min(batch.until_sequence_number, end)
@@ -302,12 +304,12 @@ class PartitionCapture:
                 if start < until:
                     lengths = batch.lengths[start - base : until - base]
                     payload = batch.payload[sum(batch.lengths[: start - base]) :]
-                    encode = partial(
-                        encode_in_pieces, encoder, start, batch.enqueued_time_ms, payload, lengths
-                    )
-                    data = await self._shared.encoding_threads.run(encode)
-                    await self._threads.run(partial(spool.write, data))
+                    events.append(StoredEvents(start, batch.enqueued_time_ms, payload, lengths))
                     position = until
+            encoding = Encoding(encoder, events)
+            while not encoding.is_done:
+                data = await self._shared.encoding.run(encoding.run)
+                await self._threads.run(partial(spool.write, data))
         return missing
 
     async def _note_file(self, planned: PlannedFile, event_count: int | None, file_bytes: int | None) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tidegate.broker import Broker
 from tidegate.capture.file_journal import FileJournal
 from tidegate.capture.state import remove_states
+from tidegate.capture.turns import EncodingTurns
 from tidegate.capture.window import WindowLimits
 from tidegate.model.capture import CapturedFile, CaptureProgress, CaptureSettings, CaptureStatistics
 from tidegate.model.clock import Clock
@@ -52,7 +53,7 @@ class CaptureService:
         self._directory = directory
         self._clock = clock
         self._limits_of = limits_of
-        self._encoding_threads = Threads(1, name="tidegate-capture encoding")
+        self._encoding_turns = EncodingTurns()
         self._hubs: dict[str, HubCapture] = {}
         """By hub id."""
         self._journals: dict[str, FileJournal] = {}
@@ -140,7 +141,7 @@ class CaptureService:
                     directory=self._directory,
                     journal=self._journal(hub_id),
                     clock=self._clock,
-                    encoding_threads=self._encoding_threads,
+                    encoding_turns=self._encoding_turns,
                     allowed=self._broker.capture_destinations,
                     limits=self._limits_of(settings),
                 )
