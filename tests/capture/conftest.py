@@ -31,8 +31,8 @@ async def broker(tmp_path: Path, clock: SetClock) -> AsyncIterator[Broker]:
 
 
 def small_limits(settings: CaptureSettings) -> WindowLimits:
-    """Windows of 1 kB and 60 s."""
-    return WindowLimits(1000, 60_000, settings.is_empty_skipped)
+    """Windows of 1 kB of events as stored, and 60 s."""
+    return WindowLimits(1000, 60_000, settings.is_empty_skipped, event_overhead_bytes=0)
 
 
 @pytest.fixture

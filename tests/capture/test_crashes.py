@@ -34,7 +34,7 @@ from tidegate.wire.capture import SYNC_MARKER_BYTES, guessable_marker
 
 T = TypeVar("T")
 
-_LIMITS = WindowLimits(size_bytes=400, time_ms=60_000, is_empty_skipped=True)
+_LIMITS = WindowLimits(size_bytes=400, time_ms=60_000, is_empty_skipped=True, event_overhead_bytes=0)
 _OPTIONS = LogOptions(journal_bytes=100_000)
 """The usual 16 MB are allocated in each of hundreds of lives."""
 _DEADLINE_S = 60.0

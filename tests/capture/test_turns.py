@@ -131,7 +131,7 @@ async def test_a_hub_of_tiny_events_does_not_stop_the_capture_of_others(
         namespace="ns",
         directory=tmp_path / "data" / "capture",
         clock=clock,
-        limits_of=lambda settings: WindowLimits(10_000_000, 60_000, settings.is_empty_skipped),
+        limits_of=lambda settings: WindowLimits(100_000_000, 60_000, settings.is_empty_skipped),
     )
     service.start()
     files = tmp_path / "files"

@@ -7,10 +7,12 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.capture.avro_file import AvroEncoder
 from tidegate.capture.window import ClosedWindow, Window, WindowLimits
+from tidegate.wire.batch import wrap_event
 
-_LIMITS = WindowLimits(size_bytes=1000, time_ms=60_000, is_empty_skipped=False)
-_SKIPPING = WindowLimits(size_bytes=1000, time_ms=60_000, is_empty_skipped=True)
+_LIMITS = WindowLimits(size_bytes=1000, time_ms=60_000, is_empty_skipped=False, event_overhead_bytes=0)
+_SKIPPING = WindowLimits(size_bytes=1000, time_ms=60_000, is_empty_skipped=True, event_overhead_bytes=0)
 
 
 def _window(limits: WindowLimits = _LIMITS, *, start: int = 0, start_ms: int | None = None) -> Window:
@@ -23,7 +25,7 @@ def test_size_closes_with_the_event_that_reaches_it() -> None:
     window.add_batch(0, [300, 300], 5_000)
     assert window.closed is None
     window.add_batch(2, [300, 100, 1], 6_000)
-    assert window.closed == ClosedWindow(5_000, 0, 4, 1000, 6_000)
+    assert window.closed == ClosedWindow(5_000, 0, 4, 1000, 6_000, is_full=True)
     following = _window(start=4, start_ms=6_000)
     following.add_batch(2, [300, 100, 1], 6_000)
     assert (following.start_sequence_number, following.until_sequence_number, following.event_bytes) == (
@@ -31,6 +33,20 @@ def test_size_closes_with_the_event_that_reaches_it() -> None:
         5,
         1,
     )
+
+
+def test_tiny_events_count_with_what_a_file_has_for_each() -> None:
+    """Protects the destination's disk: a window of 300 MB of events without contents was a file of 4 GB."""
+    section = wrap_event(b"\xff")
+    limits = WindowLimits(size_bytes=100_000, time_ms=60_000, is_empty_skipped=False)
+    window = _window(limits)
+    window.add_batch(0, [len(section)] * 1_000, 0)
+    assert window.closed is not None
+    assert window.closed.is_full
+    count = window.closed.until_sequence_number
+    encoder = AvroEncoder(b"a marker 16 long")
+    encoder.append(0, 1_795_176_000_123, memoryview(section * count), [len(section)] * count)
+    assert len(encoder.finish()) < limits.size_bytes
 
 
 def test_time_closes_before_the_first_event_beyond_it() -> None:
@@ -109,10 +125,13 @@ def test_a_single_event_over_the_window_is_a_file() -> None:
         st.tuples(st.lists(st.integers(1, 700), min_size=1, max_size=5), st.integers(0, 90_000)), max_size=30
     ),
     st.booleans(),
+    st.sampled_from([0, 150]),
 )
-def test_windows_part_the_log(batches: list[tuple[list[int], int]], is_skipped: bool) -> None:
+def test_windows_part_the_log(
+    batches: list[tuple[list[int], int]], is_skipped: bool, overhead_bytes: int
+) -> None:
     """Whatever comes, windows follow each other without a gap or an overlap, within both limits, in time."""
-    limits = WindowLimits(1000, 60_000, is_skipped)
+    limits = WindowLimits(1000, 60_000, is_skipped, overhead_bytes)
     log: list[tuple[int, list[int], int]] = []
     number, time_ms = 0, 1_000
     for lengths, step_ms in batches:
@@ -141,5 +160,7 @@ def test_windows_part_the_log(batches: list[tuple[list[int], int]], is_skipped: 
     for part in closed:
         events = slice(part.start_sequence_number, part.until_sequence_number)
         assert part.event_bytes == sum(sizes[events])
-        assert sum(sizes[events][:-1]) < limits.size_bytes
+        counted = [size + overhead_bytes for size in sizes[events]]
+        assert sum(counted[:-1]) < limits.size_bytes
+        assert part.is_full == (sum(counted) >= limits.size_bytes)
         assert all(part.start_ms <= at < part.start_ms + limits.time_ms for at in times[events])

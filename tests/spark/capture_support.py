@@ -77,7 +77,9 @@ def capture_to_end(
         capture, broker = server.capture, server.broker
         earlier, allowed = capture._limits_of, broker.capture_destinations
         broker.capture_destinations = CaptureDestinations((destination,))
-        capture._limits_of = lambda chosen: WindowLimits(size_bytes, 200, chosen.is_empty_skipped)
+        capture._limits_of = lambda chosen: WindowLimits(
+            size_bytes, 200, chosen.is_empty_skipped, event_overhead_bytes=0
+        )
         await broker.set_capture(hub, CaptureSettings(destination, is_empty_skipped=True, **settings))
         deadline = time.monotonic() + _DEADLINE_S
         try:

@@ -59,7 +59,9 @@ def test_a_name_is_read_back(
 @st.composite
 def _captured_files(draw: st.DrawFn) -> list[tuple[CaptureFile, list[int]]]:
     """Files of a partition as our Capture plans and names them, each with the times of its events."""
-    limits = WindowLimits(draw(st.integers(1, 50)), draw(st.integers(60, 900)) * 1000, True)
+    limits = WindowLimits(
+        draw(st.integers(1, 50)), draw(st.integers(60, 900)) * 1000, True, event_overhead_bytes=0
+    )
     steps = draw(st.lists(st.integers(0, 2_000_000), min_size=1, max_size=40))
     times, time_ms = [], _EPOCH_S * 1000
     for step in steps:

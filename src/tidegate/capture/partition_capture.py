@@ -214,7 +214,7 @@ class PartitionCapture:
             window.until_sequence_number,
             window.event_bytes,
             window.next_start_ms,
-            is_full=window.event_bytes >= self._limits.size_bytes,
+            is_full=window.is_full,
             history_id=history_of(window.until_sequence_number - 1, self.partition.known_ends().histories),
             sync_marker=secrets.token_bytes(SYNC_MARKER_BYTES),
         )

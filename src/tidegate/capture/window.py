@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from tidegate.model.capture import CaptureSettings
+from tidegate.model.limits import CAPTURE_EVENT_OVERHEAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class WindowLimits:
     time_ms: int
     """Most milliseconds of enqueued time that one file covers."""
     is_empty_skipped: bool
+    event_overhead_bytes: int = CAPTURE_EVENT_OVERHEAD_BYTES
+    """Counted for each event, besides its bytes as stored."""
 
     @classmethod
     def of(cls, settings: CaptureSettings) -> WindowLimits:
@@ -40,8 +43,11 @@ class ClosedWindow:
     until_sequence_number: int
     """Equal to the start in a file without events. Numbers missing in between were given up by a repair."""
     event_bytes: int
+    """As stored."""
     next_start_ms: int
     """When the next window opens."""
+    is_full: bool = False
+    """True if size closed it, False if time did."""
 
 
 class Window:
@@ -57,6 +63,7 @@ class Window:
         """The next event to add."""
         self.start_ms = start_ms
         self.event_bytes = 0
+        self._size_bytes = 0  # with the overhead
         self.missing_events = 0
         """Sequence numbers that the log no longer held when they were next."""
         self.closed: ClosedWindow | None = None
@@ -92,18 +99,21 @@ class Window:
             self.start_ms = self._grid_point(enqueued_time_ms)
         skipped = self.until_sequence_number - base_sequence_number
         due = lengths[skipped:] if skipped else lengths
-        size = sum(due)
-        if self.event_bytes + size < self.limits.size_bytes:
-            self.event_bytes += size
-            self.until_sequence_number += len(due)
+        size, overhead = sum(due), self.limits.event_overhead_bytes
+        if self._size_bytes + size + overhead * len(due) >= self.limits.size_bytes:
+            # Split the batch after the event that reaches the size.
+            free = self.limits.size_bytes - self._size_bytes
+            totals = enumerate(accumulate(due), 1)
+            count, size = next(each for each in totals if each[1] + overhead * each[0] >= free)
+            self._add(count, size)
+            self._close(max(enqueued_time_ms, self.start_ms), is_full=True)
             return
-        # Split the batch after the event that reaches the size.
-        for count, total in enumerate(accumulate(due, initial=self.event_bytes)):
-            if count and total >= self.limits.size_bytes:
-                self.event_bytes = total
-                self.until_sequence_number += count
-                self._close(max(enqueued_time_ms, self.start_ms))
-                return
+        self._add(len(due), size)
+
+    def _add(self, count: int, size_bytes: int) -> None:
+        self.event_bytes += size_bytes
+        self._size_bytes += size_bytes + self.limits.event_overhead_bytes * count
+        self.until_sequence_number += count
 
     def pass_time(self, now_ms: int) -> None:
         """Close the window if it is over at ``now_ms``; call it when there is no event to add."""
@@ -125,7 +135,7 @@ class Window:
         assert self.start_ms is not None
         return time_ms - (time_ms - self.start_ms) % self.limits.time_ms
 
-    def _close(self, next_start_ms: int) -> None:
+    def _close(self, next_start_ms: int, *, is_full: bool = False) -> None:
         assert self.start_ms is not None
         self.closed = ClosedWindow(
             self.start_ms,
@@ -133,6 +143,7 @@ class Window:
             self.until_sequence_number,
             self.event_bytes,
             next_start_ms,
+            is_full,
         )
 
     def __repr__(self) -> str:

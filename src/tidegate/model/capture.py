@@ -52,7 +52,7 @@ class CaptureSettings:
     is_enabled: bool = True
     """False: paused; once enabled again, it continues where it stopped."""
     size_window_bytes: int = limits.CAPTURE_SIZE_WINDOW_BYTES_DEFAULT
-    """Bytes of events, as stored, after which a file is closed: 10 MB to 500 MB."""
+    """Bytes of events, as stored and 150 more for each, after which a file is closed: 10 MB to 500 MB."""
     time_window_s: int = limits.CAPTURE_TIME_WINDOW_S_DEFAULT
     """Seconds of enqueued time that one file covers at most: 60 to 900."""
     is_empty_skipped: bool = False

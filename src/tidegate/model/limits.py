@@ -154,6 +154,10 @@ CAPTURE_SIZE_WINDOW_BYTES_DEFAULT: Final = 314_572_800
 """Bytes of events after which Capture closes a file (Azure REST "CaptureDescription", sizeLimitInBytes,
 2024-01-01; the default is the portal's 300 MB)."""
 
+CAPTURE_EVENT_OVERHEAD_BYTES: Final = 150
+"""Counted in a window's size for each event, besides its bytes as stored (our choice: a captured event of one
+malformed byte takes 145 bytes, an empty one 63)."""
+
 CAPTURE_TIME_WINDOW_S_MIN: Final = 60
 CAPTURE_TIME_WINDOW_S_MAX: Final = 900
 CAPTURE_TIME_WINDOW_S_DEFAULT: Final = 300

@@ -44,7 +44,7 @@ def show(output: Output, service: Service, hub: str) -> None:
 @option(
     "--size-window-bytes",
     "N",
-    "Close a file after this many bytes of events.",
+    "Close a file after this many bytes of events, each counted as stored and 150 more.",
     click.IntRange(limits.CAPTURE_SIZE_WINDOW_BYTES_MIN, limits.CAPTURE_SIZE_WINDOW_BYTES_MAX),
     default=limits.CAPTURE_SIZE_WINDOW_BYTES_DEFAULT,
 )

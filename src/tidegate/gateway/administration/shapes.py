@@ -145,7 +145,9 @@ class Statistics(Shape):
 
 _CAPTURE_OPTIONS: Final[Mapping[str, Any]] = {
     "is_enabled": Annotated[bool, _says("False pauses; enabled again, it continues where it stopped.")],
-    "size_window_bytes": Annotated[int, _says("Bytes of events after which a file is closed.")],
+    "size_window_bytes": Annotated[
+        int, _says("Bytes of events, as stored and 150 more for each, after which a file is closed.")
+    ],
     "time_window_s": Annotated[int, _says("Seconds after which a file is closed.")],
     "is_empty_skipped": Annotated[bool, _says("Whether a window without events leaves no file.")],
     "name_format": Annotated[
