@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -278,13 +279,25 @@ def test_tokens_for_a_hub_use_up_no_record_of_their_policy(
     """Their redrives are counted apart from those of who holds the key; each says what its token was for."""
     monkeypatch.setattr(audit, "SIGN_INS_MAX", 1)
     trail = _trail(tmp_path)
-    with acting_as(actor_for("hub", "root")):
-        trail.record(Action.REDRIVE, "hub")
-        trail.record(Action.REDRIVE, "hub")
+    for hub in ("hub", "hub", "another"):  # they share one count: names are free
+        with acting_as(actor_for(hub, "root")):
+            trail.record(Action.REDRIVE, hub)
     with acting_as(actor_for("", "root")):
         trail.record(Action.REDRIVE, "other")
     assert [(each.target, each.hub) for each in trail.newest_first()] == [("other", ""), ("hub", "hub")]
     trail.close()
+
+
+def test_rights_on_the_namespace_beside_those_on_a_hub_are_the_namespaces(tmp_path: Path) -> None:
+    """What an actor with both does is not among what the hub's manager can displace."""
+    grants = [*actor_for("", "root").grants, *actor_for("hub", "ann").grants]
+    trail = _trail(tmp_path)
+    with acting_as(Actor.of([grants[0], replace(grants[1], scope="hub")], Peer(Door.HTTP, "192.0.2.7"))):
+        trail.record(Action.UPDATE_EVENT_HUB, "hub")
+    trail.close()
+    assert [path.name for path in tmp_path.iterdir()] == [CHANGES_FILE]
+    (record,) = _trail(tmp_path).newest_first()
+    assert (record.policy, record.scope, record.hub) == ("root of the namespace, ann", "hub", "")
 
 
 async def test_targets_are_spelled_as_the_service_does(tmp_path: Path) -> None:

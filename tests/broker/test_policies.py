@@ -83,6 +83,21 @@ async def test_a_hubs_manager_chooses_no_key(broker: Broker, is_by_token: bool) 
         assert (await broker.regenerate_key("hub", "ops", key="chosen by the namespace")).key[:6] == "chosen"
 
 
+async def test_rights_of_the_namespace_count_while_they_are_in_force(broker: Broker) -> None:
+    """A change may wait while one of its actor's policies is deleted: what is left then decides."""
+    await broker.create_event_hub("hub", partition_count=1)
+    second = await broker.create_policy(None, "second", [Claim.MANAGE])
+    manager = await broker.create_policy("hub", "manager", [Claim.MANAGE])
+    grants = [*broker.authorize_key("second", second.key), *broker.authorize_key("manager", manager.key)]
+    await broker.delete_policy(None, "second")
+    with acting_as(Actor.of(grants, UNKNOWN_PEER)):
+        with pytest.raises(InvalidArgumentError, match="choose keys"):
+            await broker.create_policy("hub", "probe", [Claim.LISTEN], key="shortkey7")
+        with pytest.raises(UnauthorizedError, match="Creating the event hub"):
+            await broker.create_event_hub("other", partition_count=1)
+        await broker.create_policy("hub", "probe", [Claim.LISTEN])
+
+
 async def test_keys_are_random_or_chosen_and_never_shown(broker: Broker) -> None:
     """32 random bytes each, two different ones; a chosen one is kept; neither is in a repr."""
     policy = await broker.create_policy(None, "random", [Claim.SEND])

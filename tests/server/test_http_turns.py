@@ -193,7 +193,7 @@ class _Crowd:
 
 async def test_health_is_answered_beside_a_crowd_of_arrivals() -> None:
     """Protects monitoring: ``/health`` has turns of its own, on new connections and kept ones; other requests
-    of such a connection wait as everybody's do.
+    of such a connection wait as everybody's do, also those sent ahead. A body would be parsed in these turns.
     """
     loop = asyncio.get_running_loop()
     turns = Turns(monotonic=_SteppingClock().monotonic, call_soon=loop.call_soon)
@@ -214,14 +214,23 @@ async def test_health_is_answered_beside_a_crowd_of_arrivals() -> None:
         reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
         passes: dict[str, int] = {}
         async with asyncio.timeout(60):
-            for name, path in (("new", "health"), ("other", "other"), ("kept", "health")):
+            for name, *paths in (
+                ("new", "health"),
+                ("other", "other"),
+                ("kept", "health"),
+                ("behind", "health", "other"),
+            ):
                 with _Crowd(turns.for_arrivals):
                     before = turns.for_arrivals.pass_number
-                    writer.write(b"GET /%s HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode())
-                    await reader.readuntil(b"done")
+                    writer.write(b"".join(b"GET /%s HTTP/1.1\r\nHost: a\r\n\r\n" % p.encode() for p in paths))
+                    for _ in paths:
+                        await reader.readuntil(b"done")
                     passes[name] = turns.for_arrivals.pass_number - before
+            writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n")
+            assert b" 400 " in await reader.readuntil(b"has no body.")
         writer.close()
         await server.stop()
     assert passes["new"] < 50
     assert passes["kept"] < 50
     assert passes["other"] > 500
+    assert passes["behind"] > 500

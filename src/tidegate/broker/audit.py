@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from heapq import merge
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tidegate.broker.authorization import Grant
 from tidegate.broker.names import shown_policy_name
@@ -113,8 +113,7 @@ class Actor:
     @property
     def hub(self) -> str:
         """The event hub, in lower case, on which all its grants are; empty: one is for the namespace."""
-        hubs = {grant.hub for grant in self.grants}
-        return self.scope.lower() if not hubs or "" in hubs else min(hubs)
+        return min((grant.hub for grant in self.grants), default=self.scope.lower())
 
     @property
     def name(self) -> str:
@@ -183,11 +182,11 @@ class AuditTrail:
         """open_lines: opens the lines of a kind, which are read."""
         self._clock = clock
         self._kinds = {each: _Kind(open_lines(name)) for each, name in _FILES.items()}
-        self._hours: dict[tuple[Action, str, str], _Hour] = {}
+        self._hours: dict[_Counted, _Hour] = {}
         self._count = 0  # for the order, since the wall clock may be set back
-        earlier = [record for kind in self._kinds.values() for record in kind.read()]
-        for record in sorted(earlier, key=lambda record: record.time):
-            self._hold(record, self._kind_of(record))
+        earlier = [(record, kind) for kind in self._kinds.values() for record in kind.read()]
+        for record, kind in sorted(earlier, key=lambda each: each[0].time):
+            self._hold(record, kind)
 
     def record(
         self, action: Action, target: str = "", *, old: Values | None = None, new: Values | None = None
@@ -244,7 +243,7 @@ class AuditTrail:
             kind.lines.close()
 
     def _kind_of(self, record: AuditRecord) -> _Kind:
-        return self._kinds[Action(record.action) in _SIGN_INS, bool(record.scope or record.hub)]
+        return self._kinds[Action(record.action) in _SIGN_INS, bool(record.hub)]
 
     def _hold(self, record: AuditRecord, kind: _Kind) -> None:
         self._count += 1
@@ -253,16 +252,16 @@ class AuditTrail:
     def _admit(self, action: Action, actor: Actor) -> int | None:
         """How many were left out since the last recorded one; None: this one is left out, too."""
         now = self._clock.monotonic()
-        key = action, actor.hub, actor.policy
+        # All tokens for hubs together: their holders may name hub after hub, but not use up its own count.
+        key = _Counted(action, actor.scope, actor.policy, bool(actor.hub))
         hour = self._hours.pop(key, None) or _Hour(now)
         if now - hour.began_at > _HOUR_S:
             hour = _Hour(now, left_out=hour.left_out)
         if len(self._hours) >= POLICIES_MAX:
-            first_key = min(self._hours, key=lambda each: (each[1] == "", self._hours[each].began_at))
-            first, hub, policy = first_key
-            if left_out := self._hours.pop(first_key).left_out:
-                name = Actor(policy=policy, scope=hub).name
-                _log.info("%s by %.400s: %d were not recorded", first.value, name, left_out)
+            first = min(self._hours, key=lambda each: (not each.is_of_hub, self._hours[each].began_at))
+            if left_out := self._hours.pop(first).left_out:
+                name = Actor(policy=first.policy, scope=first.scope).name
+                _log.info("%s by %.400s: %d were not recorded", first.action.value, name, left_out)
         self._hours[key] = hour
         if hour.recorded >= SIGN_INS_MAX:
             hour.left_out += 1
@@ -281,6 +280,16 @@ def _shortened(values: Values | None) -> Values | None:
         else value
         for name, value in values.items()
     }
+
+
+class _Counted(NamedTuple):
+    """What is counted together."""
+
+    action: Action
+    scope: str
+    policy: str
+    is_of_hub: bool
+    """Whether the policy, or its token, is for one event hub."""
 
 
 @dataclass(slots=True)

@@ -164,8 +164,7 @@ class Broker:
 
     def check_actor(self) -> None:
         """For what has waited. Raises UnauthorizedError if none of the current actor's grants is in force."""
-        grants, now = current_actor().grants, self._clock.now_utc().timestamp()
-        if grants and not any(now < each.expiry and self.authorizer.is_in_force(each) for each in grants):
+        if current_actor().grants and not self._grants_in_force():
             raise UnauthorizedError(
                 "InvalidSignature: While the request waited, its policy was deleted, the key regenerated, or "
                 "the token expired.",
@@ -196,7 +195,7 @@ class Broker:
         Raises InvalidArgumentError (or a hub's manager chooses a key), AlreadyExistsError (ignoring
         case), QuotaExceededError (12), NotFoundError (no such hub), LogFullError.
         """
-        _check_may_choose(key, secondary_key)
+        self._check_may_choose(key, secondary_key)
         policies = add_policy(self.policies(event_hub), name, claims, key=key, secondary_key=secondary_key)
         await self._replace_policies(event_hub, policies)
         warn_of_short_keys(policies[-1], event_hub)
@@ -233,7 +232,7 @@ class Broker:
         Links that were opened with the old key end. Raises NotFoundError, InvalidArgumentError (the key, or a
         hub's manager chose it), LogFullError.
         """
-        _check_may_choose(key)
+        self._check_may_choose(key)
         policies = replace_key(self.policies(event_hub), name, is_secondary=is_secondary, key=key)
         await self._replace_policies(event_hub, policies)
         policy = find_policy(policies, name)
@@ -296,8 +295,7 @@ class Broker:
         end at one event hub: a role of Entra ID on a hub stays while the hub is deleted. A token of a policy
         of the namespace may be for the new hub alone, as azure-servicebus 0.21.1 makes it.
         """
-        grants = current_actor().grants
-        if grants and not any(grant.reach == NAMESPACE for grant in grants):
+        if current_actor().grants and not any(each.reach == NAMESPACE for each in self._grants_in_force()):
             raise UnauthorizedError(
                 f"Unauthorized access. Creating the event hub {name[:80]!r} requires Manage on the namespace."
             )
@@ -582,6 +580,27 @@ class Broker:
         await self._catalog.replace_namespace(replace(self._catalog.namespace, policies=policies))
         self.authorizer.set_policies(policies)
 
+    def _grants_in_force(self) -> list[Grant]:
+        """The current actor's, now: the change may have waited."""
+        now = self._clock.now_utc().timestamp()
+        grants = current_actor().grants
+        return [each for each in grants if now < each.expiry and self.authorizer.is_in_force(each)]
+
+    def _check_may_choose(self, *keys: str | None) -> None:
+        """Raise InvalidArgumentError for a key that a manager of event hubs alone chooses.
+
+        A name with a key opens every scope that has this pair: who may give keys to policies of one could try
+        those of others, without a failure that is counted.
+        """
+        if all(key is None for key in keys) or not current_actor().grants:
+            return
+        if all(grant.hub for grant in self._grants_in_force()):
+            raise InvalidArgumentError(
+                "Rights on one event hub do not suffice to choose keys.",
+                next_step="Omit the key: a random one is generated. Policies of the namespace may choose, "
+                "with their keys or with tokens for the namespace.",
+            )
+
     def _policy_target(self, event_hub: str | None, name: str) -> str:
         """For the audit trail: by the hub's own name, since the client may write it in other letters."""
         return (
@@ -594,19 +613,3 @@ class Broker:
 
 def _claim_names(policy: SharedAccessPolicy) -> list[str]:
     return [claim.value for claim in Claim if claim in policy.claims]
-
-
-def _check_may_choose(*keys: str | None) -> None:
-    """Raise InvalidArgumentError for a key that a manager of event hubs alone chooses.
-
-    A name with a key opens every scope that has this pair: who may give keys to policies of one could try
-    those of others, without a failure that is counted.
-    """
-    grants = current_actor().grants
-    is_of_namespace = not grants or any(not grant.hub for grant in grants)
-    if not is_of_namespace and any(key is not None for key in keys):
-        raise InvalidArgumentError(
-            "Rights on one event hub do not suffice to choose keys.",
-            next_step="Omit the key: a random one is generated. Policies of the namespace may choose, with "
-            "their keys or with tokens for the namespace.",
-        )

@@ -50,7 +50,7 @@ async def _collected(rows: Iterator[T | None], sliced_work: SlicedWork, held: Co
     actor = current_actor()
     address = site_at(actor.peer.address)
     # One of several policies: twelve have 4,095 combinations.
-    policy = min(((grant.hub, grant.policy_name) for grant in actor.grants), default=None)
+    policy = min(((grant.scope, grant.policy_name) for grant in actor.grants), default=None)
     async with nullcontext() if policy is None else sliced_work.alone((policy, address)):
         return await sliced_work.collect(_each_counted(rows, held), address=address)
 

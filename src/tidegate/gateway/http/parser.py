@@ -38,7 +38,7 @@ _LINES_MAX: Final = 2 * PIECE_LINES_MAX
 """Line ends that h11 may hold before it has an event: those of the longest head, and of the piece's rest."""
 
 _RECEIVING: Final = (h11.IDLE, h11.SEND_BODY, h11.DONE)
-_LENGTHS: Final = (b"content-length", b"transfer-encoding")
+LENGTHS: Final = (b"content-length", b"transfer-encoding")
 _AUTHORITY_END: Final = re.compile(rb"[/?]")
 
 # h11 0.16 divides a run of blanks before a byte that no value may have in every way: 16 KB of a head took
@@ -184,7 +184,7 @@ class RequestParser(h11.Connection):
             self.refuse(414, f"The path and query have more than {TARGET_BYTES_MAX} bytes.")
         if request.target.count(b"&") >= PARAMETERS_MAX:
             self.refuse(400, f"The query has more than {PARAMETERS_MAX} parameters.")
-        lengths = {name: value for name, value in request.headers if name in _LENGTHS}
+        lengths = {name: value for name, value in request.headers if name in LENGTHS}
         if len(lengths) > 1:
             # h11 uses the second; a proxy in front that uses the first would see other requests than
             # we do (RFC 9112, 6.1).

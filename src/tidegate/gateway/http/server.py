@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tidegate.gateway.http.errors import error_response, format_error
-from tidegate.gateway.http.parser import RequestParser
+from tidegate.gateway.http.parser import LENGTHS, RequestParser
 from tidegate.transport.admission import TICKET, Admission, Face, Ticket
 from tidegate.transport.listener import Listener
 from tidegate.transport.memory import MemoryAccount, MemoryBudget
@@ -281,11 +281,16 @@ class _HttpProtocol(H11Protocol):
     def handle_events(self) -> None:
         """Parse what was sent ahead: uvicorn calls it when the next request may begin."""
         if self._parser.has_rest:
+            if self._is_health and self.conn.their_state is h11.IDLE:
+                self._begin_turns(b"")  # what was sent ahead is not first in the turns of health checks
             self._share.serve()
             self._follow_input()
 
     def _begin_turns(self, data: bytes) -> None:
-        """Serve the request that begins with ``data`` among requests for ``/health``, or among all."""
+        """Serve the request that begins with ``data`` among requests for ``/health``, or among all.
+
+        One for ``/health`` that has a body is refused: its pieces would be parsed before those of others.
+        """
         is_health = data.startswith(_HEALTH_REQUESTS)
         turns = self.owner.turns
         if turns is not None and is_health is not self._is_health and not self._share.is_waiting:
@@ -403,6 +408,8 @@ class _HttpProtocol(H11Protocol):
 
     def _on_head(self, request: h11.Request, names: dict[str, str]) -> None:
         self.app_state = {HEADER_NAMES: names, TICKET: self.ticket}
+        if self._is_health and any(name in LENGTHS and value != b"0" for name, value in request.headers):
+            self._parser.refuse(400, "A request for /health has no body.")
         trusted = self.owner.admission.trusted
         if self._peer in trusted:
             headers = [(name.lower(), value) for name, value in request.headers]

@@ -29,7 +29,7 @@ from tidegate.broker.blobs.accounts import (
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
 from tidegate.gateway.http.authorization import peer_of
 from tidegate.gateway.http.blobs.signatures import BlobRequest, Signed, SignedRights, signed_by
-from tidegate.model.audience import NAMESPACE, entity_path
+from tidegate.model.audience import NAMESPACE, Audience, entity_path
 from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
 from tidegate.transport.admission import authenticate_peer
@@ -42,7 +42,7 @@ class Access:
 
     account_id: str
     account: str
-    """As spelled."""
+    """As the service spells it."""
     actor: Actor
     rights: SignedRights | None
     """None: those of the key."""
@@ -102,19 +102,20 @@ class BlobAccess:
         if grant is None:
             raise BlobRefusedError(Refusal.AUTHENTICATION_FAILED, "The policy needs Listen.")
         authenticate_peer(request.scope)
-        try:
-            account_id = (
-                NAMESPACE_ACCOUNT_ID
-                if name.event_hub is None
-                else self._broker.event_hub(name.event_hub).description.hub_id
-            )
-        except NotFoundError as error:
-            raise BlobRefusedError(Refusal.RESOURCE_NOT_FOUND) from error
+        account_id, account = NAMESPACE_ACCOUNT_ID, account_name(None)
+        if name.event_hub is not None:
+            try:
+                description = self._broker.event_hub(name.event_hub).description
+            except NotFoundError as error:
+                raise BlobRefusedError(Refusal.RESOURCE_NOT_FOUND) from error
+            account_id, account = description.hub_id, account_name(description.name)
         is_manager = Claim.MANAGE in grant.claims
         if signed.rights is not None:
-            grant = replace(grant, expiry=int(signed.rights.expires_at.timestamp()))
+            # The signature names the account, which is all that it gives rights on.
+            resource = Audience("", path)
+            grant = replace(grant, resource=resource, expiry=int(signed.rights.expires_at.timestamp()))
         actor = Actor.of([grant], peer)
-        return Access(account_id, asked.account, actor, signed.rights, is_manager, grant)
+        return Access(account_id, account, actor, signed.rights, is_manager, grant)
 
     def require_still(self, access: Access) -> None:
         """Raise BlobRefusedError if the policy's key has changed since ``require``, or the shared access
@@ -136,7 +137,7 @@ class BlobAccess:
             raise BlobRefusedError(Refusal.AUTHENTICATION_FAILED)
         authenticate_peer(request.scope)
         actor = Actor(peer, DEVELOPMENT_ACCOUNT, scope=DEVELOPMENT_ACCOUNT)
-        return Access(DEVELOPMENT_ACCOUNT_ID, asked.account, actor, signed.rights, True, None)
+        return Access(DEVELOPMENT_ACCOUNT_ID, DEVELOPMENT_ACCOUNT, actor, signed.rights, True, None)
 
 
 def _is_signed(signed: Signed, key: bytes) -> bool:

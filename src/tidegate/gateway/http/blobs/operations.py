@@ -89,7 +89,7 @@ class Call:
     def record(self, action: Action, *, old: Mapping[str, object] | None = None) -> None:
         """Record a change of the container in the audit trail."""
         if self.access.grant is not None:  # the key of the development account is public, and could fill it
-            self.broker.audit.record(action, f"{self.request.account}/{self.request.container}", old=old)
+            self.broker.audit.record(action, f"{self.access.account}/{self.request.container}", old=old)
 
     def number(self, name: str) -> int | None:
         """An integer in a header. Raises BlobRefusedError."""
