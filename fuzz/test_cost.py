@@ -23,7 +23,9 @@ from tidegate.amqp.decode import CONTENT_LIMITS, decode_value
 from tidegate.model.errors import RemoteProtocolError
 
 FACTOR_MAX = 40
-TRIES = 5
+TRIES = 8
+PAUSE_S = 0.5
+"""Longer before each further try: what else the machine does may take caches away for seconds."""
 MEMORY_FACTOR_MAX = 500
 """Bytes at most of all that is made of one byte: an empty list takes 56, and its text as much again."""
 
@@ -57,10 +59,11 @@ def _too_expensive(target: str, data: bytes, plain_s: float, list_bytes: int) ->
     ``plain_s``: what a list of ``list_bytes`` took last.
     """
     for index, decode in enumerate(TARGETS[target]):
-        for _ in range(TRIES):
+        for pauses in range(TRIES):
             cost_s = _run(decode, data)
             if cost_s <= FACTOR_MAX * plain_s:
                 break
+            time.sleep(pauses * PAUSE_S)
             plain_s = _plain_s(list_bytes)
         else:
             yield f"decoder {index} of {target} takes {cost_s:.2f} s: {cost_s / plain_s:.0f} times a list"
