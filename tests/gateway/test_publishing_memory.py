@@ -49,7 +49,8 @@ class _HeldTurns:
 class _Client:
     """One request; its client leaves when told."""
 
-    def __init__(self, application: Starlette, broker: Broker) -> None:
+    def __init__(self, application: Starlette, broker: Broker, body: bytes = _BODY) -> None:
+        self._body = body
         self.status: int | None = None
         self._has_left = asyncio.Event()
         self._is_sent = False
@@ -60,7 +61,7 @@ class _Client:
         headers = {
             "authorization": token,
             "content-type": BATCH_CONTENT_TYPE,
-            "content-length": str(len(_BODY)),
+            "content-length": str(len(body)),
         }
         scope: dict[str, Any] = {
             "type": "http",
@@ -81,7 +82,7 @@ class _Client:
     async def _receive(self) -> Message:
         if not self._is_sent:
             self._is_sent = True
-            return {"type": "http.request", "body": _BODY, "more_body": False}
+            return {"type": "http.request", "body": self._body, "more_body": False}
         await self._has_left.wait()
         return {"type": "http.disconnect"}
 
@@ -141,16 +142,27 @@ async def test_a_batch_is_given_up_with_its_client(broker: Broker, clock: SetClo
 
 
 @pytest.mark.slow
-async def test_a_batch_that_is_given_up_leaves_no_text(broker: Broker, clock: SetClock) -> None:
+@pytest.mark.parametrize("is_refused", [False, True], ids=["client leaves", "refused"])
+async def test_a_batch_that_is_not_stored_leaves_no_text(
+    broker: Broker, clock: SetClock, is_refused: bool
+) -> None:
     """Else it is in memory until a garbage collection of everything, but no longer counted."""
     service = _Service(broker, clock, 100_000_000)
     gc.collect()
     gc.disable()
     try:
-        client = _Client(service.application, broker)
+        client = _Client(service.application, broker, _BODY[:-1] if is_refused else _BODY)
         await _until(lambda: bool(service.held.due))
-        client.leave()
-        await asyncio.wait_for(client.work, 30)
+        if not is_refused:
+            client.leave()
+
+        def pass_turn() -> bool:
+            if is_refused:
+                service.held.run(1)
+            return client.work.done()
+
+        await _until(pass_turn)
+        assert client.status == 400
         assert not [each for each in gc.get_objects() if isinstance(each, _Reader)]
     finally:
         gc.enable()

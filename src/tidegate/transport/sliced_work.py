@@ -75,6 +75,7 @@ class SlicedWork:
         Raises what ``items`` raises. Cancellation: ``items`` is not advanced further.
         """
         found: list[T] = []
+        failures: list[Exception] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def work() -> bool:
@@ -87,9 +88,8 @@ class SlicedWork:
                     if share.is_time_over:
                         return True
             except Exception as error:  # any error belongs to the caller
-                done.set_exception(error)
-            else:
-                done.set_result(None)
+                failures.append(error)
+            done.set_result(None)
             return False
 
         share = Share(self._turns, work)
@@ -99,4 +99,8 @@ class SlicedWork:
             await done
         finally:
             share.close()
+        if failures:
+            # Nothing else may refer to it: its traceback refers to this frame and to what ``items`` held, and
+            # a cycle would keep that until a garbage collection.
+            raise failures.pop()
         return found
