@@ -587,11 +587,16 @@ def test_service_signatures_give_what_they_say(client: BlobClient, container: st
     assert status("GET", "/b", _service_sas(client, container, spr="https,http")) == 200
 
 
-def test_a_signature_for_a_hubs_account_is_recorded_as_for_the_hub(service: HubService) -> None:
+@pytest.mark.parametrize(
+    ("spelled", "account", "hub"), [("ALPHA.Blob", "alpha.blob", "alpha"), ("blob", "blob", "$blob")]
+)
+def test_a_signature_for_an_account_is_recorded_as_for_that(
+    service: HubService, spelled: str, account: str, hub: str
+) -> None:
     """Also if a key of the namespace made it: else its holder, by ever new containers, could displace the
     namespace's records of changes. The account is spelled as the service does."""
     root = client_of(service, None)
-    signer = BlobClient(root.address, "ALPHA.Blob", root.key)
+    signer = BlobClient(root.address, spelled, root.key)
     values = {"sp": "cd", "ss": "b", "srt": "c", "se": "2100-01-01T00:00Z", "sv": "2021-12-02"}
     names = ("sp", "ss", "srt", "st", "se", "sip", "spr", "sv")
     sas = values | {"sig": signer.sign([signer.account, *(values.get(name, "") for name in names), "", ""])}
@@ -599,8 +604,8 @@ def test_a_signature_for_a_hubs_account_is_recorded_as_for_the_hub(service: HubS
     query = {**sas, "restype": "container"}
     assert signer.send("PUT", f"/{signer.account}{path}", query, {"content-length": "0"}).status == 201
     newest = service.ask(lambda server: server.broker.audit.newest_first()[0])
-    assert (newest.target, newest.policy) == (f"alpha.blob{path}", "RootManageSharedAccessKey")
-    assert (newest.scope, newest.hub) == ("", "alpha")
+    assert (newest.target, newest.policy) == (f"{account}{path}", "RootManageSharedAccessKey")
+    assert (newest.scope, newest.hub) == ("", hub)
 
 
 def test_account_signatures_give_what_they_say(client: BlobClient, container: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from tests.broker.actors import actor_for
 from tests.gateway.support import HOST, WAIT_S, Pair
 from tests.storage.engines import SlowEngine
 from tests.support.clocks import SetClock
@@ -18,8 +19,8 @@ from tidegate.amqp.link import ReceiverLink
 from tidegate.amqp.message import Message, MessageId, Properties, decode_message, encode_message
 from tidegate.amqp.performatives import Error, Source, Target
 from tidegate.amqp.types import Described, Encoded, Short, Symbol
-from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Partition
-from tidegate.gateway.administration.partition_lists import ROW_BYTES
+from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, Partition, acting_as, current_actor
+from tidegate.gateway.administration.partition_lists import ROW_BYTES, in_slices
 from tidegate.gateway.amqp.request_node import ResponseLink, _WaitingResponses
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.sas import make_sas_token
@@ -693,6 +694,31 @@ async def test_a_policy_has_one_list_at_a_time(
         assert pair.put_token(broker, f"sb://{name}/hub", policy_name=name, key=key).status_code == 202
     await pair.wait_for(lambda: len(_answers(pair, *(receiver for _, receiver in links))) == 8)
     assert most == 1
+
+
+async def test_tokens_for_hubs_hold_up_no_list_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share one list at a time, for whatever hubs they are: names of hubs are free."""
+    in_progress: list[str] = []
+    may_end = asyncio.Event()
+
+    async def held(self: SlicedWork, items: Iterator[object], *, address: object = None) -> list[object]:
+        in_progress.append(current_actor().hub)
+        await may_end.wait()
+        return list(items)
+
+    async def ask(hub: str) -> list[int]:
+        with acting_as(actor_for(hub, "root")):
+            return await in_slices(iter([1]), work)
+
+    monkeypatch.setattr(SlicedWork, "collect", held)
+    work = SlicedWork()
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(ask(hub)) for hub in ("a", "a", "b", "")]
+        while "" not in in_progress:  # noqa: ASYNC110 - the others have been asked before
+            await asyncio.sleep(0)
+        assert in_progress == ["a", ""]
+        may_end.set()
+    assert [each.result() for each in asked] == [[1]] * 4
 
 
 @pytest.mark.parametrize("message", LISTS, ids=["read", "administration"])

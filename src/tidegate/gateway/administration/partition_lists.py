@@ -49,8 +49,9 @@ async def in_slices(rows: Iterator[T | None], sliced_work: SlicedWork) -> list[T
 async def _collected(rows: Iterator[T | None], sliced_work: SlicedWork, held: CountedBody) -> list[T]:
     actor = current_actor()
     address = site_at(actor.peer.address)
-    # One of several policies: twelve have 4,095 combinations.
-    policy = min(((grant.scope, grant.policy_name) for grant in actor.grants), default=None)
+    # One of several policies: twelve have 4,095 combinations. Tokens for hubs have a list apart from the
+    # key's own, all of one policy together: names of hubs are free.
+    policy = min(((each.scope, each.policy_name, bool(each.hub)) for each in actor.grants), default=None)
     async with nullcontext() if policy is None else sliced_work.alone((policy, address)):
         return await sliced_work.collect(_each_counted(rows, held), address=address)
 

@@ -57,7 +57,13 @@ class AuditRecord(Shape):
     door: Annotated[str, _says("amqp, http, console, or service.")]
     old: Annotated[str | None, _says("The values before, as JSON; null if there were none.")]
     new: Annotated[str | None, _says("The values now, as JSON; null if there are none.")]
-    hub: Annotated[str, _says("The event hub that the policy or its token was for; empty: the namespace.")]
+    hub: Annotated[
+        str,
+        _says(
+            "The event hub that the policy or its token was for; $blob: a signature for the namespace's "
+            "storage account; empty: the namespace."
+        ),
+    ]
 
 
 _BEFORE: Final = "Null: made before the service was last started."

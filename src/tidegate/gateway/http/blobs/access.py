@@ -12,6 +12,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass, replace
 from datetime import UTC
+from typing import Final
 
 from starlette.requests import Request
 
@@ -34,6 +35,9 @@ from tidegate.model.clock import Clock
 from tidegate.model.errors import NotFoundError
 from tidegate.transport.admission import authenticate_peer
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine
+
+NAMESPACE_ACCOUNT_PATH: Final = entity_path("$blob")
+"""What a signature for the namespace's own account is for, as no event hub is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +115,8 @@ class BlobAccess:
             account_id, account = description.hub_id, account_name(description.name)
         is_manager = Claim.MANAGE in grant.claims
         if signed.rights is not None:
-            # The signature names the account, which is all that it gives rights on.
-            resource = Audience("", path)
+            # The signature names an account, and gives rights on that alone, also the namespace's.
+            resource = Audience("", path or NAMESPACE_ACCOUNT_PATH)
             grant = replace(grant, resource=resource, expiry=int(signed.rights.expires_at.timestamp()))
         actor = Actor.of([grant], peer)
         return Access(account_id, account, actor, signed.rights, is_manager, grant)
