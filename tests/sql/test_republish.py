@@ -22,7 +22,9 @@ def _letter(number: int, *, size: int = 3) -> NewDeadLetter:
 
 def _add(database: Database, *numbers: int, partition_id: str = "0", open_max: int = 100) -> int:
     letters = [_letter(number) for number in numbers]
-    return add_once(database, CONSUMER, partition_id, letters, open_max=open_max)
+    return add_once(
+        database, CONSUMER, partition_id, letters, open_max=open_max, event_hub_created_at_ms=1_000
+    )
 
 
 class _Log:
@@ -58,7 +60,17 @@ def test_added_once(database: Database) -> None:
         3: (DeadLetterStatus.OPEN, 1),
     }
     later = replace(_letter(3), enqueued_time_ms=9_000)
-    assert add_once(database, CONSUMER, "0", [later], open_max=100) == 1
+    assert add_once(database, CONSUMER, "0", [later], open_max=100, event_hub_created_at_ms=1_000) == 1
+
+
+def test_those_of_an_earlier_hub_of_the_name_do_not_count(database: Database) -> None:
+    """Nobody who uses the hub now can see or close them, so they must not use up its share."""
+    assert _add(database, 1, 2, 3) == 3
+    later = [replace(_letter(number), enqueued_time_ms=9_000) for number in (1, 5, 6)]
+    limits = {"open_max": 3, "event_hub_created_at_ms": 5_000}
+    assert add_once(database, CONSUMER, "0", later, **limits) == 3
+    with pytest.raises(QuotaExceededError):
+        add_once(database, CONSUMER, "1", [replace(_letter(7), enqueued_time_ms=9_000)], **limits)
 
 
 def test_no_more_open_ones_than_allowed(database: Database) -> None:

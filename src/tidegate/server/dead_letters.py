@@ -180,14 +180,24 @@ class DatabaseDeadLetters:
                         batch.append(_Failed(pointers[partition_id, number], *found))
                     size = sum(len(each.encoded) for each in batch)
                     if batch and (number == numbers[-1] or size >= COPIES_BYTES_MAX):
-                        count = await self._write(consumer, partition_id, batch)
+                        count = await self._write(hub, consumer, partition_id, batch)
                         added, known, batch = added + count, known + len(batch) - count, []
         return {"added": added, "already_open": known, "missing": missing}
 
-    async def _write(self, consumer: ConsumerKey, partition_id: str, batch: Sequence[_Failed]) -> int:
+    async def _write(
+        self, hub: EventHub, consumer: ConsumerKey, partition_id: str, batch: Sequence[_Failed]
+    ) -> int:
+        created_at_ms = hub.description.created_at_ms
+
         def write(database: Database) -> int:
-            letters = [each.letter() for each in batch]
-            return add_once(database, consumer, partition_id, letters, open_max=OPEN_MAX)
+            return add_once(
+                database,
+                consumer,
+                partition_id,
+                [each.letter() for each in batch],
+                open_max=OPEN_MAX,
+                event_hub_created_at_ms=created_at_ms,
+            )
 
         # One after the other: a repeat sees what the first request, which may still run, has written.
         async with self._writes.setdefault(consumer.event_hub, asyncio.Lock()):

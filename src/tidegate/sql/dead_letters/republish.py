@@ -31,11 +31,13 @@ def add_once(
     letters: Sequence[NewDeadLetter],
     *,
     open_max: int,
+    event_hub_created_at_ms: int,
 ) -> int:
     """Write those that are not open yet, in one transaction; returns how many.
 
     A closed one is reopened with one more attempt. letters: of different events. Raises QuotaExceededError,
-    and writes none, if the consumer would have more than ``open_max`` open.
+    and writes none, if the consumer would have more than ``open_max`` open. event_hub_created_at_ms: those of
+    an earlier hub of this name do not count, as who uses the hub now can neither see nor close them.
     """
     times_ms = {letter.sequence_number: letter.enqueued_time_ms for letter in letters}
     unit = UnitOfWork(database, consumer)
@@ -43,7 +45,11 @@ def add_once(
         known = set(lock_open(unit, partition_id, times_ms))
         new = [letter for letter in letters if letter.sequence_number not in known]
         room = open_max - len(new)
-        some = select(dead_letter.c.sequence_number).where(of_consumer(dead_letter, consumer), is_open())
+        some = select(dead_letter.c.sequence_number).where(
+            of_consumer(dead_letter, consumer),
+            is_open(),
+            dead_letter.c.enqueued_time_ms >= event_hub_created_at_ms,
+        )
         count = select(func.count()).select_from(some.limit(max(0, room) + 1).subquery())
         if new and unit.connection.execute(count).scalar_one() > max(0, room):
             raise QuotaExceededError(
