@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim
 from tidegate.model.capture import CaptureSettings
-from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.limits import Tier
+from tidegate.model.errors import InvalidArgumentError, QuotaExceededError
+from tidegate.model.limits import POLICIES_MAX, TIER_LIMITS, Tier
 from tidegate.server.applying import apply_declared, set_root_key
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
 from tidegate.server.opening import open_broker
@@ -139,6 +140,36 @@ async def test_conflicts_are_told_all_at_once_and_nothing_is_touched(broker: Bro
     assert "'ingest' of the namespace has Send, not Listen" in str(caught.value)
     assert [hub.name for hub in broker.list_event_hubs()] == ["telemetry"]
     assert broker.throughput.units == 3
+
+
+async def test_a_hubs_manager_ends_no_start(
+    broker: Broker, apply: Apply, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else one of many tenants would decide whether the service starts for the others."""
+    await apply(_NAMESPACE)
+    hub = broker.event_hub("telemetry")
+    await broker.delete_policy("telemetry", "dashboard")
+    await broker.create_policy("telemetry", "dashboard", _SEND)
+    for number in range(POLICIES_MAX - 1):
+        await broker.create_policy("telemetry", f"p{number}", _SEND)
+    await hub.delete_consumer_group("reports")
+    for number in range(TIER_LIMITS[Tier.STANDARD].consumer_groups_max):
+        with suppress(QuotaExceededError):
+            await hub.create_consumer_group(f"g{number}")
+    key = broker.policy("telemetry", "dashboard").key
+    dashboard = DeclaredPolicy("dashboard", frozenset({Claim.LISTEN}), "a key of our own")
+    asked = (dashboard, DeclaredPolicy("another", _SEND))
+    declared = replace(_TELEMETRY, policies=asked, settings={"retention_hours": 48})
+    assert await apply(DeclaredNamespace((declared, DeclaredEventHub("other", 1)))) == [
+        "changed the settings of the event hub telemetry",
+        "created the event hub other with 1 partitions",
+    ]
+    assert broker.policy("telemetry", "dashboard").key == key
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert len(errors) == 3
+    assert "consumer groups" in errors[0]
+    assert "'dashboard' of telemetry has Send, not Listen" in errors[1]
+    assert "12 policies" in errors[2]
 
 
 async def test_partitions_are_added(broker: Broker, apply: Apply) -> None:

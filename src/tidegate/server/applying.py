@@ -1,21 +1,27 @@
 """Applies a configuration file's declarations to the namespace, at each start, before any client connects.
 
-Conflicts (a number of partitions that the hub cannot have, other claims of a policy) are reported in one
-error before anything is changed. If a value is refused later, earlier changes stay, and the next start with
-a corrected file continues from there.
+Conflicts (a number of partitions that the hub cannot have, other claims of a policy of the namespace) are
+reported in one error before anything is changed. What an event hub's own managers decide, the claims of its
+policies and whether declared ones find room, ends no start: it would end it for all. If a value is refused
+later, earlier changes stay, and the next start with a corrected file continues from there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 
 from tidegate.broker import ROOT_POLICY_NAME, Broker, Claim, SharedAccessPolicy
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, QuotaExceededError
 from tidegate.server.declared import DeclaredEventHub, DeclaredNamespace, DeclaredPolicy, Switch
 
 Report = Callable[[str], None]
 """Called with each change, as one line without secrets."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 async def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Report) -> None:
@@ -34,7 +40,6 @@ async def apply_declared(broker: Broker, declared: DeclaredNamespace, report: Re
             found.check_partition_count(wanted.partition_count, declared.tier or broker.tier)
         except InvalidArgumentError as error:
             conflicts.append(error.message[0].lower() + error.message[1:].rstrip("."))
-        conflicts += _policy_conflicts(found.policies, wanted.policies, f"the event hub {found.name!r}")
     if conflicts:
         raise InvalidArgumentError(
             f"The configuration contradicts the namespace: {'; '.join(conflicts)}.",
@@ -82,8 +87,9 @@ async def _apply_event_hub(broker: Broker, wanted: DeclaredEventHub, report: Rep
     groups = {group.lower() for group in event_hub.description.consumer_groups}
     for group in wanted.consumer_groups:
         if group.lower() not in groups:
-            await event_hub.create_consumer_group(group)
-            report(f"created the consumer group {group} of {wanted.name}")
+            with _room_in(wanted.name):
+                await event_hub.create_consumer_group(group)
+                report(f"created the consumer group {group} of {wanted.name}")
     await _apply_policies(broker, wanted.name, wanted.policies, report)
     if wanted.capture is not None:
         capture = None if isinstance(wanted.capture, Switch) else wanted.capture
@@ -99,15 +105,30 @@ async def _apply_policies(
     for wanted in declared:
         found = _named(broker.policies(event_hub), wanted.name)
         if found is None:
-            await broker.create_policy(event_hub, wanted.name, wanted.claims, key=wanted.key)
-            report(f"created the policy {wanted.name} of {where}")
+            with _room_in(event_hub):
+                await broker.create_policy(event_hub, wanted.name, wanted.claims, key=wanted.key)
+                report(f"created the policy {wanted.name} of {where}")
+        elif conflict := next(_policy_conflicts([found], [wanted], where), None):
+            # Of an event hub. Its key stays, too: the declared one is meant for the declared claims.
+            _log.error("The event hub is not as declared: %s. Delete that policy, and start again.", conflict)
         elif wanted.key is not None and wanted.key != found.key:
             await broker.regenerate_key(event_hub, found.name, key=wanted.key)
             report(f"replaced the primary key of the policy {found.name} of {where}")
 
 
+@contextmanager
+def _room_in(event_hub: str | None) -> Iterator[None]:
+    """Log that an event hub has no room for what is declared. event_hub: None: of the namespace, raise it."""
+    try:
+        yield
+    except QuotaExceededError as error:
+        if event_hub is None:
+            raise
+        _log.error("The event hub %s is not as declared: %s", event_hub, error)
+
+
 def _policy_conflicts(
-    existing: tuple[SharedAccessPolicy, ...], declared: Iterable[DeclaredPolicy], where: str
+    existing: Iterable[SharedAccessPolicy], declared: Iterable[DeclaredPolicy], where: str
 ) -> Iterator[str]:
     for wanted in declared:
         found = _named(existing, wanted.name)
