@@ -172,7 +172,8 @@ class AuditRecord:
     new: Values | None
     """The values after it, if any."""
     hub: str = ""
-    """The event hub that the policy or its token was for, in lower case; empty: the namespace."""
+    """The event hub that the policy or its token was for, in lower case; ``$blob``: a signature for the
+    namespace's storage account; empty: the namespace."""
 
 
 class AuditTrail:

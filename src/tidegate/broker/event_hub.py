@@ -308,8 +308,8 @@ class EventHub:
         if wanted not in self._revoked:
             raise NotFoundError(f"The publisher {name[:80]!r} of {self.name!r} is not revoked.")
         revoked = self._record.revoked_publishers
+        stored = next(known for known in revoked if known.lower() == wanted)
         left = tuple(known for known in revoked if known.lower() != wanted)
-        (stored,) = set(revoked) - set(left)
         await self._replace_record(replace(self._record, revoked_publishers=left))
         self._audit.record(Action.RESTORE_PUBLISHER, f"{self.name}/publishers/{stored}")
 

@@ -107,8 +107,8 @@ class TransactionContext(_Partition):
         rows: mappings from column names to values, or instances of a dataclass (``table_of``). Those with
         the same columns are inserted together, in their order: by COPY on PostgreSQL, which takes a third of
         the time of ``connection.execute`` with a list; else many to a statement.
-        Raises UnknownColumnError (a column that ``table`` lacks), HandlerResultError (no row) and
-        RowsRefusedError (the database refuses one of them).
+        Raises ValueError (a column that ``table`` lacks), TypeError (not a row) and RowsRefusedError (the
+        database refuses one of them).
         """
         raise NotImplementedError
 
