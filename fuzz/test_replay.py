@@ -76,6 +76,7 @@ def test_replay(path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.slow
 def test_random_bytes(target: str) -> None:
     """Protects every decoder from bytes that never were anything."""
     chance = random.Random(f"{SEED}{target}")

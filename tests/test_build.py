@@ -59,6 +59,7 @@ def _metadata(place: Path) -> ProjectMetadata[Any]:
     return ProjectMetadata(str(place), PluginManager())
 
 
+@pytest.mark.slow
 def test_the_version_is_that_of_the_tag(tmp_path: Path) -> None:
     """A clone without a tag is a version before the first; files without a history build as well."""
     place = tmp_path / "clone"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from tools.calls import count
 
 
+@pytest.mark.slow
 def test_every_act_is_counted_in_client_and_service() -> None:
     """Protects the figures: a thread or file that is not counted would pass for less code on the way."""
     found = count()

@@ -25,6 +25,7 @@ def _tests_of(path: Path) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+@pytest.mark.slow
 def test_each_feature_is_shown_by_tests_that_exist(feature: Feature) -> None:
     """What is done or different names tests that exist; what is not quite so says why."""
     assert (feature.status is Status.LEFT_OUT) == (feature.tests == ())

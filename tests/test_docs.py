@@ -154,6 +154,7 @@ def _shell_commands(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.slow
 def test_commands_in_the_documents_exist(page: Path) -> None:
     """Every `tidegate …` and `make …` of a shell example is a command, with options that it has."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -177,6 +178,7 @@ def _check_command(words: list[str], line: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.slow
 def test_links_lead_somewhere(page: Path) -> None:
     """A link to a file of this repository leads to a file, and one to a heading to a heading."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):

@@ -69,6 +69,7 @@ def _guide_names() -> list[str]:
 
 
 @pytest.mark.parametrize("name", _guide_names())
+@pytest.mark.slow
 def test_every_tidegate_name_of_the_guide_exists(name: str) -> None:
     """`Name`, `Name.member` and `Name(argument)` in the tables for people from .NET are there."""
     found = re.fullmatch(r"(\w+)(?:\.(\w+))?(?:\((\w+)\))?", name)

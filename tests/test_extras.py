@@ -206,6 +206,7 @@ _FROM_THE_INDEX = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_nothing_says_that_a_package_index_has_tidegate() -> None:
     """Until it is published, that command would install a stranger's package."""
     assert _FROM_THE_INDEX.search("Run `pip install 'tidegate[sql]'`.")

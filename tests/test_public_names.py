@@ -62,6 +62,7 @@ def test_a_service_loads_sql_only_for_a_database() -> None:
     assert "sqlalchemy" not in _loaded_by("import tidegate.console.consumers.groups")
 
 
+@pytest.mark.slow
 def test_a_name_loads_its_own_package_and_not_those_above_it() -> None:
     """A producer's program imports neither the processor nor SQL nor Spark."""
     packages = {

@@ -77,6 +77,7 @@ DISGUISES = (
 
 @pytest.mark.parametrize(("method", "target", "body"), REQUESTS, ids=lambda value: str(value)[:40])
 @pytest.mark.parametrize(("host", "audience"), DISGUISES)
+@pytest.mark.slow
 def test_a_key_of_a_hub_opens_nothing_else(
     tenants: Tenants, host: str, audience: str, method: str, target: str, body: bytes
 ) -> None:

@@ -78,6 +78,7 @@ def test_loopback_needs_nothing(http: RawHttp, host: str) -> None:
 
 
 @pytest.mark.parametrize("header", PROXY_HEADERS)
+@pytest.mark.slow
 def test_what_a_proxy_passes_on_is_from_elsewhere(http: RawHttp, header: str) -> None:
     """Any header of any proxy is enough, whatever it says: its client may be anybody."""
     name, _, value = header.partition(":")
@@ -125,6 +126,7 @@ def _development_status(service: HubService, headers: list[Header]) -> int:
 
 
 @pytest.mark.parametrize("header", PROXY_HEADERS)
+@pytest.mark.slow
 def test_a_proxy_does_not_open_the_development_account(service: HubService, header: str) -> None:
     """Nor does a name that is not loopback's; a program on this machine needs only the public key."""
     name, _, value = header.partition(":")

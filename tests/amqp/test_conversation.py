@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -154,4 +155,4 @@ class Conversation(RuleBasedStateMachine):
 
 
 Conversation.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
-TestConversation = Conversation.TestCase
+TestConversation = pytest.mark.slow(Conversation.TestCase)

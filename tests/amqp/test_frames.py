@@ -30,6 +30,7 @@ def test_an_empty_frame_is_eight_bytes() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 65535), st.binary(max_size=600)), max_size=12), st.integers(0, 2**32)
 )
+@pytest.mark.slow
 def test_any_cutting_of_the_stream_gives_the_same_frames(bodies: list[tuple[int, bytes]], seed: int) -> None:
     """Protects the joining of partial frames across reads whose buffer is reused."""
     stream = b"".join(encode_frame(channel, body) for channel, body in bodies)

@@ -300,6 +300,7 @@ def _partial(handle: int, payload: bytes, *, count: int = 1) -> bytes:
     )
 
 
+@pytest.mark.slow
 def test_pieces_of_a_delivery_do_not_keep_reads_alive() -> None:
     """Protects memory: frames of one byte, or none, between much else cost what they hold and no more."""
     pair = EnginePair()
@@ -568,6 +569,7 @@ _uints = st.integers(0, 0xFFFFFFFF)
 
 
 @given(granted=_uints, seen=_uints, underway=_uints)
+@pytest.mark.slow
 def test_windows_and_credit_use_all_32_bits(granted: int, seen: int, underway: int) -> None:
     """Protects peers with windows or credit of 2^31 and more, as the official Rust SDK has: what remains is
     what was granted less what was under way, whatever the counts are.

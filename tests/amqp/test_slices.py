@@ -62,6 +62,7 @@ CONFIGURATION = ConnectionConfiguration(
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 30)), max_size=200), st.integers(0, 12))
+@pytest.mark.slow
 def test_the_lowest_free_number_is_given(steps: list[int | None], highest: int) -> None:
     """Protects handles and channels: as a search from 0 would find them, in whatever order they are freed."""
     numbers, taken = FreeNumbers(), set[int]()
@@ -449,6 +450,7 @@ def test_a_window_that_opens_with_a_link_s_flow_wakes_others() -> None:
     assert sender.sendable == 9
 
 
+@pytest.mark.slow
 def test_thousands_of_links_end_in_many_steps() -> None:
     """Protects neighbours: when a connection ends, its links are reported session by session."""
     pair = EnginePair()

@@ -151,6 +151,7 @@ def _server_at(stage: str) -> EnginePair:
 
 @pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.slow
 def test_no_frame_in_no_stage_makes_the_engine_raise(stage: str, name: str) -> None:
     """Protects the promise that a peer's frame out of place ends in events, whole and in order."""
     pair = _server_at(stage)

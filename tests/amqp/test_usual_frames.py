@@ -202,6 +202,7 @@ def test_usual_frames_take_the_short_ways() -> None:
 
 
 @given(st.integers(0, 0xFFFF), st.integers(0, 0xFFFFFFFF), st.integers(0, 0xFFFFFFFF))
+@pytest.mark.slow
 def test_an_acceptance_is_encoded_as_any_disposition(channel: int, first: int, last: int) -> None:
     """Protects every client: the template's bytes are those of the general encoder."""
     general = Disposition(role=ROLE_RECEIVER, first=first, last=last, settled=True, state=Accepted())
@@ -227,6 +228,7 @@ def _dispositions(output: bytes) -> list[Disposition]:
         lambda parts: st.tuples(st.just(parts), st.permutations(range(len(parts))))
     ),
 )
+@pytest.mark.slow
 def test_accepted_deliveries_share_a_frame_with_their_neighbours(
     first: int, parts: tuple[list[tuple[int, bool]], list[int]]
 ) -> None:

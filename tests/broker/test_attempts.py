@@ -29,6 +29,7 @@ def _usual_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
+@pytest.mark.slow
 def test_delays_grow_and_are_bounded(steps: list[tuple[str, str, float]]) -> None:
     """Of failures without a pause between them no delay is shorter than the last, and none above the most."""
     table, now = FailedAttempts(), 0.0
@@ -46,6 +47,7 @@ def test_delays_grow_and_are_bounded(steps: list[tuple[str, str, float]]) -> Non
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 3 * ADDRESSES_MAX), max_size=50), st.integers(0, 2 * POLICIES_MAX))
+@pytest.mark.slow
 def test_what_is_remembered_is_bounded(numbers: list[int], policies: int) -> None:
     """Neither addresses nor names of policies fill the memory; the newest failure is always remembered."""
     table = FailedAttempts()

@@ -296,6 +296,7 @@ _NAMES = st.lists(
 
 
 @given(_NAMES, _NAMES)
+@pytest.mark.slow
 def test_paths_are_equal_for_equal_names_only(names: list[str], others: list[str]) -> None:
     """Whatever is in names: none gets out of its part of a path, so that none reaches another entity."""
     lower, others_lower = ([name.lower() for name in each] for each in (names, others))

@@ -277,6 +277,7 @@ async def test_containers_count_as_well(world: _World, monkeypatch: pytest.Monke
     assert total.waiting_bytes == 0
 
 
+@pytest.mark.slow
 async def test_deleting_a_full_container_holds_nobody_up(world: _World) -> None:
     """What its blobs leave is removed a write at a time, and counts until then; its groups are not shown."""
     names = [f"host/h/g/checkpoint/{number}" for number in range(1000)]
@@ -676,6 +677,7 @@ async def test_a_change_that_waits_needs_a_key_that_is_still_in_force(world: _Wo
 @pytest.mark.parametrize(
     ("prefix", "path"), [("container/", ()), ("blob/", ()), ("blob/", ("stored_lease",))]
 )
+@pytest.mark.slow
 async def test_a_field_of_a_later_version_is_refused_by_name(
     tmp_path: Path, clock: SetClock, prefix: str, path: tuple[str, ...]
 ) -> None:

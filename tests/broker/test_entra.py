@@ -196,6 +196,7 @@ def test_a_long_header_is_not_read() -> None:
 
 
 @given(st.data())
+@pytest.mark.slow
 def test_a_changed_token_is_refused(data: st.DataObject) -> None:
     """Any character of header, claims or signature: an UnauthorizedError, never a principal."""
     # Not the last: it has bits that mean nothing.

@@ -40,6 +40,7 @@ async def _filled(directory: Path, clock: SetClock) -> Path:
 @pytest.mark.parametrize(
     "damage", ["a segment is missing", "everything is missing", "the manifest", "a file"]
 )
+@pytest.mark.slow
 async def test_a_partition_that_cannot_be_opened_keeps_no_other_from_being_served(
     tmp_path: Path, clock: SetClock, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:

@@ -128,6 +128,7 @@ async def test_events_do_not_take_the_space_for_deletions(small_disk: Path, cloc
     await broker.close()
 
 
+@pytest.mark.slow
 async def test_checkpoints_do_not_take_the_space_for_deletions(small_disk: Path, clock: SetClock) -> None:
     """Stored, replaced and deleted ones, as a policy with Listen can: they are refused on a full disk, and
     work again when an event hub is deleted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ async def _send(records: PublisherRecords, batch: _Batch, time_ms: int) -> None:
         max_size=40,
     )
 )
+@pytest.mark.slow
 def test_the_record_tells_what_was_stored_and_keeps_to_its_limit(batches: list[_Batch]) -> None:
     """Any batches, in any order: what the model says after each; a stated name pushes out no other kind."""
 

@@ -103,6 +103,7 @@ async def test_names_that_no_publisher_can_have(broker: Broker, name: str) -> No
 
 @pytest.mark.parametrize("name", ["device-1", "Device 1", "urn:dev:1", "漢字", "a+b", "x" * 128])
 @pytest.mark.parametrize("is_encoded", [False, True])
+@pytest.mark.slow
 async def test_a_publishers_token_is_good_for_it_alone(
     broker: Broker, clock: SetClock, name: str, is_encoded: bool
 ) -> None:

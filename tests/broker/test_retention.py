@@ -44,6 +44,7 @@ async def tasks() -> AsyncIterator[TaskOwner]:
 
 
 @pytest.mark.parametrize("pause_s", [87, 290, 1000])
+@pytest.mark.slow
 async def test_an_event_goes_within_a_tenth_of_its_hours(
     tmp_path: Path, clock: SetClock, pause_s: int
 ) -> None:

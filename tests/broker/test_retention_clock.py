@@ -28,6 +28,7 @@ class _JumpingClock(SetClock):
 
 
 @given(st.lists(st.tuples(st.floats(1.0, 300.0), st.floats(-1e7, 1e7) | st.just(0.0)), max_size=60))
+@pytest.mark.slow
 def test_time_is_never_ahead_of_a_clock_that_was_ahead_for_a_moment(
     looks: list[tuple[float, float]],
 ) -> None:

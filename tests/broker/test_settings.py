@@ -376,6 +376,7 @@ async def test_a_catalog_with_a_value_that_cannot_be_is_refused(
         ("hub/", ("format_version",), r"has a format \(2\)"),
     ],
 )
+@pytest.mark.slow
 async def test_a_setting_of_a_later_version_is_refused_by_name(
     tmp_path: Path, clock: SetClock, key: str, path: tuple[str | int, ...], told: str
 ) -> None:

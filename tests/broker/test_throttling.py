@@ -60,6 +60,7 @@ def test_without_units_everything_passes(clock: SetClock) -> None:
 
 
 @given(units=_UNITS, offers=st.lists(_OFFER, max_size=60))
+@pytest.mark.slow
 def test_never_more_in_than_rate_and_burst(units: int, offers: list[tuple[int, int, float]]) -> None:
     """Over every stretch of time: at most rate * time + max(a second of rate, the largest batch)."""
     clock = SetClock()

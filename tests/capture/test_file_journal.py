@@ -39,6 +39,7 @@ def _file(number: int) -> CapturedFile:
     st.integers(0, 5),
     st.integers(1, 7),
 )
+@pytest.mark.slow
 def test_a_journal_tells_the_latest_files(
     steps: list[str | tuple[str, int | bytes]], start: int, count: int
 ) -> None:

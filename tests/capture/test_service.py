@@ -64,6 +64,7 @@ async def test_added_partitions_are_captured(
         assert captured_numbers(tmp_path / "files" / "ns" / "grown" / partition_id) == [0, 1]
 
 
+@pytest.mark.slow
 async def test_a_long_destination_is_not_logged(
     broker: Broker, service: CaptureService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,6 +76,7 @@ async def test_a_long_destination_is_not_logged(
     assert max(len(each.getMessage()) for each in caplog.records if "started" in each.msg) < 400
 
 
+@pytest.mark.slow
 async def test_events_come_out_as_they_went_in(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ async def test_events_come_out_as_they_went_in(
     assert not statistics.is_failing
 
 
+@pytest.mark.slow
 async def test_size_closes_a_file_at_once(broker: Broker, service: CaptureService, tmp_path: Path) -> None:
     """Without the clock moving; files within one second get names of different seconds."""
     partition = (await broker.create_event_hub("hub", partition_count=1)).partition("0")
@@ -209,6 +212,7 @@ async def test_files_are_listed(
     await wait_until(lambda: not (tmp_path / "data" / "capture" / hub_id).exists())
 
 
+@pytest.mark.slow
 async def test_a_service_goes_on_where_the_one_before_stopped(
     broker: Broker, clock: SetClock, tmp_path: Path
 ) -> None:
@@ -255,6 +259,7 @@ async def test_a_deleted_hub_leaves_its_files_and_no_state(
     assert captured_numbers(tmp_path / "files") == [0, 0]
 
 
+@pytest.mark.slow
 async def test_a_destination_that_fails_is_tried_again_and_stops_nothing_else(
     broker: Broker, service: CaptureService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -280,6 +285,7 @@ async def test_a_destination_that_fails_is_tried_again_and_stops_nothing_else(
 
 
 @pytest.mark.parametrize("what", ["log", "spool"])
+@pytest.mark.slow
 async def test_an_error_does_not_show_where_the_services_data_is(
     broker: Broker,
     service: CaptureService,
@@ -306,6 +312,7 @@ async def test_an_error_does_not_show_where_the_services_data_is(
     assert str(tmp_path / "data") in caplog.text
 
 
+@pytest.mark.slow
 async def test_an_unknown_kind_of_destination_is_told(
     broker: Broker, service: CaptureService, tmp_path: Path
 ) -> None:
@@ -319,6 +326,7 @@ async def test_an_unknown_kind_of_destination_is_told(
     await wait_until(lambda: captured_numbers(tmp_path / "files") == [0])
 
 
+@pytest.mark.slow
 async def test_a_destination_of_an_earlier_catalog_is_asked_about_again(
     broker: Broker, service: CaptureService, tmp_path: Path
 ) -> None:
@@ -337,6 +345,7 @@ async def test_a_destination_of_an_earlier_catalog_is_asked_about_again(
         await broker.set_capture("hub", _settings("sftp://169.254.169.254/x"))
 
 
+@pytest.mark.slow
 async def test_whatever_fsspec_names_is_a_destination(
     broker: Broker, service: CaptureService, tmp_path: Path
 ) -> None:
@@ -352,6 +361,7 @@ async def test_whatever_fsspec_names_is_a_destination(
     assert list((tmp_path / "data" / "capture" / "spool").iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_an_event_that_is_no_message_is_captured_as_it_is(
     broker: Broker, service: CaptureService, tmp_path: Path
 ) -> None:
@@ -366,6 +376,7 @@ async def test_an_event_that_is_no_message_is_captured_as_it_is(
     assert bodies == [garbage, b"no section", b"x" * 1000]
 
 
+@pytest.mark.slow
 async def test_events_that_retention_took_are_told(
     broker: Broker, service: CaptureService, clock: SetClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -103,6 +103,7 @@ async def test_a_cancelled_call_sees_that_the_thread_is_wanted() -> None:
             await ended.wait()
 
 
+@pytest.mark.slow
 def test_a_large_batch_gives_the_thread_back() -> None:
     """After some milliseconds, with the bytes so far, and continues where it was."""
     count = 20_000
@@ -122,6 +123,7 @@ def test_a_large_batch_gives_the_thread_back() -> None:
     assert numbers == list(range(2 * count))
 
 
+@pytest.mark.slow
 async def test_a_hub_of_tiny_events_does_not_stop_the_capture_of_others(
     broker: Broker, tmp_path: Path, clock: SetClock
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,6 +128,7 @@ def test_a_single_event_over_the_window_is_a_file() -> None:
     st.booleans(),
     st.sampled_from([0, 150]),
 )
+@pytest.mark.slow
 def test_windows_part_the_log(
     batches: list[tuple[list[int], int]], is_skipped: bool, overhead_bytes: int
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_service_that_is_not_there_is_told_within_seconds(lonely: dict[str, st
         assert "s3cret" not in found.err
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy() -> None:
     """``tidegate --help`` answers at once: no Spark, SQL, event loop or drawing library is loaded for it."""
     script = (
@@ -154,6 +155,7 @@ def test_who_shows_results_shows_them_in_every_format(name: str) -> None:
     assert found in ((few[name],) if name in few else (set(), {"--table", "--json", "--nl", "--csv"}))
 
 
+@pytest.mark.slow
 def test_no_arguments_shows_help(tmp_path: Path) -> None:
     """A lone ``tidegate`` says what it can do, and is a usage error for scripts."""
     found = run_tidegate(environment={})

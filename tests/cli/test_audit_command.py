@@ -70,6 +70,7 @@ def _change(url: str, *, without: Iterable[int] = (), also: Iterable[tuple[int, 
             connection.execute(insert(readings), added)
 
 
+@pytest.mark.slow
 def test_a_sound_table(processed_url: str, event_hub: str, environment: dict[str, str]) -> None:
     """Nothing wrong is exit code 0, with the numbers that were compared; in every format."""
     found = _audit(event_hub, processed_url, "--json", environment=environment)

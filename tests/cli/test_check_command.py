@@ -117,6 +117,7 @@ def test_its_progress_is_shown_to_terminals_alone(data_directory: Path, lonely: 
     assert piped.err.count("\n") == 2
 
 
+@pytest.mark.slow
 def test_the_bar_counts_to_its_end(data_directory: Path) -> None:
     """Each byte of the segments once, in steps, whatever is read twice; a damaged segment, too."""
     from tidegate.cli.service.check import segment_bytes

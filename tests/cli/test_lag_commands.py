@@ -143,6 +143,7 @@ def sql_place(tmp_path: Path, event_hub: str, environment: dict[str, str]) -> Pl
     return _place("sql", tmp_path, event_hub, environment)
 
 
+@pytest.mark.slow
 def test_lag_of_each_partition(place: Place) -> None:
     """The lease table with what is still to be read, in events and in seconds; for groups by name."""
     events = place.events()

@@ -55,6 +55,7 @@ _RATES = st.none() | st.floats(0, 1e12)
     st.none() | st.text(),
     st.none() | st.datetimes(timezones=st.just(UTC)),
 )
+@pytest.mark.slow
 def test_what_is_written_is_read(
     state: PipelineState,
     lags: dict[str, int],

@@ -82,6 +82,7 @@ def test_a_partition_is_a_line_at_every_width(
 
 
 @pytest.mark.parametrize("width", range(1, 220, 7))
+@pytest.mark.slow
 def test_numbers_are_whole_at_any_width(width: int) -> None:
     """Whatever the columns are: numbers and digits are shown as they are, or not at all."""
     for seed in range(40):

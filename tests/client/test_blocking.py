@@ -50,6 +50,7 @@ def test_a_coroutine_runs_on_the_background_loop() -> None:
     assert cancelled == [1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_moment_leaves_no_coroutine_that_never_ran() -> None:
     """Python would warn of it on standard error, behind the output of a program that ended in order."""
 

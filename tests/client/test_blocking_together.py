@@ -129,6 +129,7 @@ def test_far_behind_a_receiver_is_opened(
     assert len(opened) == 3
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_one_range_is_no_matter_of_the_others(consumer: BlockingConsumer) -> None:
     """Its error comes with what was read before, and is what ``read_encoded`` says."""
     good, beyond, unknown, late = consumer.read_together(

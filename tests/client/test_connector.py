@@ -45,6 +45,7 @@ async def test_many_callers_share_one_connection() -> None:
         ]
 
 
+@pytest.mark.slow
 async def test_tokens_are_renewed_before_they_end() -> None:
     """A token of a second is put again on the same connection."""
     async with FakeService() as service:
@@ -56,6 +57,7 @@ async def test_tokens_are_renewed_before_they_end() -> None:
             assert len({token.token for token in service.tokens}) == 2
 
 
+@pytest.mark.slow
 async def test_a_refused_renewal_ends_the_receivers() -> None:
     """A key that was changed meanwhile reaches those who receive, as what it is."""
     async with FakeService() as service:
@@ -156,6 +158,7 @@ async def test_credentials_of_other_kinds_are_adapted() -> None:
         assert (token.token, token.token_type) == ("ey.j.w", "jwt")
 
 
+@pytest.mark.slow
 def test_bad_options_are_refused() -> None:
     """No hub, no time, two ways to trust, a CA file that is none: said before anything connects."""
     string = "Endpoint=sb://h/;SharedAccessKeyName=p;SharedAccessKey=k"

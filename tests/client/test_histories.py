@@ -122,6 +122,7 @@ async def test_a_reader_that_waits_while_an_older_log_is_restored_gets_the_error
         service.stop()
 
 
+@pytest.mark.slow
 def test_a_receiver_that_was_kept_takes_no_history_to_another_log(
     service: HubService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -422,6 +422,7 @@ async def test_the_services_own_limit_is_heeded() -> None:
         assert len(service.partitions[0].events) == 100
 
 
+@pytest.mark.slow
 async def test_a_silent_service_times_out(service: FakeService) -> None:
     """No answer is an OperationTimeoutError after the retries, not a hang."""
     policy = RetryPolicy(retries_max=1, delay_s=0.001, delay_s_max=0.002)

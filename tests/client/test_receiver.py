@@ -155,6 +155,7 @@ async def test_broken_lines_leave_no_gap_and_no_double(
     assert service.connection_count > 3
 
 
+@pytest.mark.slow
 async def test_prefetch_is_bounded(service: FakeService, consumer: EventHubConsumer) -> None:
     """A receiver that nobody empties stops asking: its window is fetched, not the whole partition."""
     service.events_per_batch = 10

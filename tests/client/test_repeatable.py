@@ -112,6 +112,7 @@ def test_the_next_epoch_begins_at_0_and_shuts_out_the_last(
     ],
     ids=["another event", "cut in more", "cut otherwise", "fewer"],
 )
+@pytest.mark.slow
 def test_other_events_under_the_same_identity_are_refused(
     hub_service: HubService, producer: RepeatableProducer, again: list[list[str]]
 ) -> None:
@@ -127,6 +128,7 @@ def test_other_events_under_the_same_identity_are_refused(
     assert _stored(hub_service, producer.event_hub) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_two_at_once_store_each_batch_once(hub_service: HubService, producer: RepeatableProducer) -> None:
     """A speculative attempt beside the first: any interleaving gives the work once, in order."""
     identity, batches = ProducerIdentity(9, 1), _batches(300)
@@ -173,6 +175,7 @@ def test_a_token_that_runs_out_before_it_is_replaced_ends_no_work(
     assert _stored(hub_service, event_hub) == _flat(batches)
 
 
+@pytest.mark.slow
 def test_many_batches_that_wait_cost_no_more_each(
     producer: RepeatableProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

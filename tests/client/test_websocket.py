@@ -89,6 +89,7 @@ async def test_through_a_proxy(
     assert opened.tunnels == 2
 
 
+@pytest.mark.slow
 async def test_a_websocket_uses_the_proxy_of_the_environment(
     hub_service: HubService, event_hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ async def test_a_proxy_that_refuses(hub_service: HubService, event_hub: str, url
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:3128", "socks5://h:1", "http://:1", "http://u:secret@h:x"])
+@pytest.mark.slow
 def test_proxies_that_cannot_be_meant(url: str) -> None:
     """Refused before anything is opened; a password is not repeated."""
     string = "Endpoint=sb://x;SharedAccessKeyName=a;SharedAccessKey=b"

@@ -461,6 +461,7 @@ async def test_a_killed_service_stores_each_event_once(hub_process: tuple[HubPro
             assert properties.next_sequence_number == len(expected)
 
 
+@pytest.mark.slow
 async def test_a_service_that_goes_quiet_is_given_up(connection_string: str) -> None:
     """A line that swallows everything is an OperationTimeoutError; a fresh one works again."""
     parsed = ConnectionString.parse(connection_string)
@@ -540,6 +541,7 @@ def test_an_abandoned_range_does_not_disturb_the_next(filled: str) -> None:
         assert list(chunk.sequence_numbers) == [3, 4]
 
 
+@pytest.mark.slow
 def test_ranges_that_cannot_be_had_are_clear_errors(filled: str) -> None:
     """Not written yet: a time-out that says what is missing; beyond the end and backwards: at once."""
     with BlockingConsumer(filled) as consumer:
@@ -567,6 +569,7 @@ def test_single_events_are_read_again(filled: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_forked_child_reads_by_itself(filled: str) -> None:
     """Spark's worker daemon forks: the child gets its own loop and connection, the parent keeps its own."""
     script = textwrap.dedent("""
@@ -658,6 +661,7 @@ async def test_a_producer_uses_added_partitions(
         ]  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_requests_wait_for_credit_in_turns(
     connection_string: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def _rows(*messages: bytes) -> list[dict[str, object]]:
 @pytest.mark.parametrize("names", [EVENT_COLUMNS, ["sequenceNumber", "encodedEvent"], ["body", "partition"]])
 @given(lengths=st.lists(st.integers(1, 5), max_size=6), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=20)
+@pytest.mark.slow
 def test_events_of_several_partitions_together(names: list[str], lengths: list[int], seed: int) -> None:
     """They are what each partition's would be by themselves: packed or not, good or not."""
     random_numbers = random.Random(seed)
@@ -149,6 +150,7 @@ def test_other_kinds_of_bodies(message: Message, body: bytes) -> None:
     assert [row["body"] for row in rows] == [body, b"plain"]
 
 
+@pytest.mark.slow
 def test_garbage_is_told_and_harms_no_neighbour() -> None:
     """One event that is no AMQP message must not end the query: its body is null, and the reason is kept."""
     good = encode_event(EventData(b"good"))

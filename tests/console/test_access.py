@@ -214,6 +214,7 @@ def test_a_key_that_is_taken_away_ends_its_sessions(service: HubService, plain_b
 
 
 @pytest.mark.parametrize("end", ["regenerate", "delete", "sign out"])
+@pytest.mark.slow
 def test_a_live_page_ends_with_its_session_at_once(
     end: str, service: HubService, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

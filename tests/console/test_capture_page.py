@@ -64,6 +64,7 @@ def _files(page: str) -> list[list[str]]:
     return [[re.sub(r"<[^>]*>", " ", cell).strip() for cell in row] for row in cells]
 
 
+@pytest.mark.slow
 def test_files_come_in_pages_also_without_capture(service: HubService, plain_browser: PlainBrowser) -> None:
     """50 a page, the latest first, of all partitions; where they went is told, as the settings do not."""
     hub = service.create_hub(partition_count=2)

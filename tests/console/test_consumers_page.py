@@ -110,6 +110,7 @@ def _following(database: Database, group: str) -> dict[str, int | None]:
     return {partition_id: each.next_sequence_number for partition_id, each in found.items()}
 
 
+@pytest.mark.slow
 def test_groups_and_their_lag(service: HubService, database: Database, plain_browser: PlainBrowser) -> None:
     """A host's group with its lease, a pipeline's without, and one of a hub that is not here."""
     _checkpoint(database, "spark", "0", 3)
@@ -334,6 +335,7 @@ def test_rights_decide_who_moves(service: HubService, database: Database) -> Non
     assert _following(database, "guarded") == {"0": 3}
 
 
+@pytest.mark.slow
 def test_a_move_that_waits_for_the_database_ends_with_its_policy(
     service: HubService, database: Database, plain_browser: PlainBrowser
 ) -> None:
@@ -372,6 +374,7 @@ def test_dry_runs_of_one_hub_do_not_replace_those_of_others(
     assert "Moved 1 " in text_of(ended_job(busy, busy.post(busy_address, plans[-1])))
 
 
+@pytest.mark.slow
 def test_many_partitions_come_in_pages(
     service: HubService, database: Database, plain_browser: PlainBrowser
 ) -> None:

@@ -196,6 +196,7 @@ def _numbers(letters: DeadLetters, status: DeadLetterStatus) -> list[int]:
     return [letter.sequence_number - first + 3 for letter in found]
 
 
+@pytest.mark.slow
 def test_dead_letters_are_found_and_seen_whole(letters: DeadLetters, plain_browser: PlainBrowser) -> None:
     """The list is filtered by its fields; one shows its error, its event three ways, and what was done."""
     everything = text_of(plain_browser.get("/dead-letters").text)
@@ -369,6 +370,7 @@ def test_tables_do_not_repeat_a_long_filter() -> None:
         "from=0001-01-01T00:00%2B14:00",
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_meant_is_said(query: str, letters: DeadLetters, plain_browser: PlainBrowser) -> None:
     """A garbled address is the reader's error: a page with the filter, not a failure of the service."""
     answer = plain_browser.get(f"/dead-letters?{query}")
@@ -497,6 +499,7 @@ def test_a_job_ends_with_the_policy_that_started_it(
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
 
 
+@pytest.mark.slow
 def test_a_discard_that_still_counts_ends_with_its_policy(
     letters: DeadLetters, service: HubService, monkeypatch: pytest.MonkeyPatch, plain_browser: PlainBrowser
 ) -> None:
@@ -525,6 +528,7 @@ def test_a_discard_that_still_counts_ends_with_its_policy(
     assert _numbers(letters, DeadLetterStatus.OPEN) == [3, 5, 8]
 
 
+@pytest.mark.slow
 def test_a_discard_that_waits_for_the_database_ends_with_its_policy(
     letters: DeadLetters, service: HubService, place: Place, plain_browser: PlainBrowser
 ) -> None:
@@ -577,6 +581,7 @@ def test_a_refused_form_that_still_counts_shows_nothing_to_an_ended_session(
     assert "sensor" not in answer.text
 
 
+@pytest.mark.slow
 def test_rights_decide_what_is_seen_and_done(letters: DeadLetters, service: HubService, place: Place) -> None:
     """Listen of a hub sees that hub's alone and changes nothing; a form sent all the same is refused."""
     browser = signed_in(service, "other", Claim.LISTEN)
@@ -746,6 +751,7 @@ def test_a_garbled_place_is_an_error_of_the_address(garbled: str) -> None:
 
 
 @given(st.dictionaries(st.integers(0, 24 * 300), st.integers(1, 1_000_000), min_size=1, max_size=60))
+@pytest.mark.slow
 def test_a_histogram_leaves_nothing_out(hours: dict[int, int]) -> None:
     """Bars and those before them are all there are, in order, side by side, and none outside the picture."""
     begin = datetime(2026, 1, 1, tzinfo=UTC)

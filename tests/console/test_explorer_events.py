@@ -83,6 +83,7 @@ async def test_pages_are_the_whole_log_both_ways(
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 async def test_one_partition_and_every_position(
     broker: Broker, events: BrokerEvents, clock: StepClock, seed: int
 ) -> None:
@@ -276,6 +277,7 @@ async def test_what_fits(broker: Broker, events: BrokerEvents) -> None:
         assert [event.sequence_number for event in page.events] == numbers, wanted
 
 
+@pytest.mark.slow
 async def test_large_events_make_short_pages(broker: Broker, events: BrokerEvents) -> None:
     """A page has so many bytes and no more, and the next goes on behind it; a list shows a cut body."""
     hub = await make_hub(broker, 1)
@@ -428,6 +430,7 @@ async def test_a_tail_keeps_no_bodies(broker: Broker, events: BrokerEvents) -> N
     assert sum(len(str(value)) for value in row.values()) < 1_000
 
 
+@pytest.mark.slow
 async def test_a_tail_of_large_events_is_short(broker: Broker, events: BrokerEvents) -> None:
     """Two hundred megabytes for each who looks would be too much: the newest stay, within a page's bytes."""
     hub = await make_hub(broker, 1)
@@ -467,6 +470,7 @@ async def test_a_tail_of_large_events_is_short(broker: Broker, events: BrokerEve
         ),
     )
 )
+@pytest.mark.slow
 def test_no_stored_bytes_break_a_page(encoded: bytes) -> None:
     """Whatever a producer put into a batch has its line, its page and its line of JSON."""
     stored = StoredEvent(EventPlace(1_795_000_000_000, 3, 7), memoryview(wrap_event(encoded)))

@@ -128,6 +128,7 @@ def test_a_download_says_which_events_cannot_be_decoded() -> None:
         ("at=garbled", "Invalid page cursor"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_meant_is_told_beside_the_form(
     service: HubService, hub: str, plain_browser: PlainBrowser, asked: str, words: str
 ) -> None:
@@ -247,6 +248,7 @@ def test_events_that_are_not_there(hub: str, plain_browser: PlainBrowser, place:
     assert plain_browser.get("/console/live/hubs/none/explorer").status == 404
 
 
+@pytest.mark.slow
 def test_a_live_page_tells_that_its_hub_is_gone(
     service: HubService, hub: str, plain_browser: PlainBrowser
 ) -> None:
@@ -294,6 +296,7 @@ def test_a_quiet_live_page_is_not_drawn_again(
     assert drawn == [0, 1]
 
 
+@pytest.mark.slow
 def test_live_rows_are_drawn_once_and_in_turn(
     service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +321,7 @@ def test_live_rows_are_drawn_once_and_in_turn(
     assert [name for name, _ in found].count("explorer/rows.html") >= 3
 
 
+@pytest.mark.slow
 def test_a_live_page_keeps_a_hundred_events(
     service: HubService, hub: str, plain_browser: PlainBrowser
 ) -> None:
@@ -435,6 +439,7 @@ def test_few_pages_are_turned_into_json_at_once(
 
 
 @pytest.mark.parametrize("address", ["events/0/0", "send?copy=0.0"], ids=["event", "copy"])
+@pytest.mark.slow
 def test_few_whole_events_are_held_at_once(
     service: HubService, hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:

@@ -112,6 +112,7 @@ def _through_a_browser(text: str) -> str:
     {"a": Symbol('"x"'), "b": Char('"'), "c": Char("\n"), "d": '"x"', "e": Symbol(""), "f": b"", "g": -0.0}
 )
 @example({"a": b"", "b": -0.0, "c": "", "d : int": ":int", "int": "=", ":int": " "})
+@pytest.mark.slow
 def test_properties_are_read_as_they_were_written(properties: dict[object, Any]) -> None:
     """Every simple type, any name and any text comes back as the same value of the same type."""
     text, left_out = format_properties(properties)
@@ -125,6 +126,7 @@ def test_properties_are_read_as_they_were_written(properties: dict[object, Any])
 @given(_STANDARD, _HEADERS)
 @example(Properties(content_type=Symbol("a\nb"), message_id=ULong(7), group_id=""), Header())
 @example(Properties(content_type=Symbol(""), message_id='"x"', subject="a:int=1"), Header(priority=4, ttl=0))
+@pytest.mark.slow
 def test_standard_properties_are_read_as_they_were_written(standard: Properties, header: Header) -> None:
     """With the types that the specification leaves to the sender, and what the content type's field holds."""
     content_type, text, left_out = format_message(standard, header)
@@ -146,6 +148,7 @@ def test_standard_properties_are_read_as_they_were_written(standard: Properties,
     st.binary(max_size=300),
     st.none() | _TEXT,
 )
+@pytest.mark.slow
 def test_an_event_is_encoded_with_its_types(
     properties: dict[object, object], standard: Properties, header: Header, body: bytes, key: str | None
 ) -> None:
@@ -162,6 +165,7 @@ def test_an_event_is_encoded_with_its_types(
 
 
 @given(st.text(st.characters(), max_size=60) | st.text('"=:\\nintdouble 1', max_size=30))
+@pytest.mark.slow
 def test_whatever_is_typed_is_read_or_refused(text: str) -> None:
     """Half characters and all; what is read is properties that can be sent, or refused for one reason."""
     refused: list[str] = []

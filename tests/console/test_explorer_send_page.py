@@ -73,6 +73,7 @@ def test_bytes_are_sent_as_base64(service: HubService, hub: str, plain_browser: 
     ],
     ids=["too-large", "two-targets", "no-partition", "garbled-property", "not-base64", "long-key"],
 )
+@pytest.mark.slow
 def test_a_refusal_is_shown_beside_the_form(
     hub: str, plain_browser: PlainBrowser, fields: dict[str, str], words: str
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_set_is_sent_and_can_be_stopped(hub: str, plain_browser: PlainBrowser)
     assert plain_browser.get(f"/hubs/{hub}/explorer/sets/none").status == 404
 
 
+@pytest.mark.slow
 def test_a_file_of_lines(hub: str, plain_browser: PlainBrowser) -> None:
     """An upload, with the larger limit that sets have; beyond it a page that says so."""
     plain_browser.get(f"/hubs/{hub}/explorer/send")

@@ -154,6 +154,7 @@ async def test_a_set_stops_when_told(broker: Broker, sender: EventSender) -> Non
         sender.run("other", run.run_id)
 
 
+@pytest.mark.slow
 async def test_a_busy_service_is_waited_for(broker: Broker, sender: EventSender) -> None:
     """Throughput units hold a set up and lose nothing of it."""
     hub = await make_hub(broker, 1)

@@ -152,6 +152,7 @@ def test_unfinished_forms_count(service: HubService) -> None:
     assert browser.get("/hubs/tenant/explorer/send").status == 200
 
 
+@pytest.mark.slow
 def test_answers_that_are_not_read_count(service: HubService) -> None:
     """So do pages that somebody asks for and leaves in the service's memory."""
     for _ in range(20):

@@ -54,6 +54,7 @@ def _signed_in(service: HubService, hub: str | None, claim: Claim) -> PlainBrows
     return browser
 
 
+@pytest.mark.slow
 def test_a_list_of_many_hubs_comes_in_pages(service: HubService, plain_browser: PlainBrowser) -> None:
     """50 a page, by name, found by a part of it; what an address may hold besides does no harm."""
     for number in range(60):
@@ -233,6 +234,7 @@ def test_capture_is_set_shown_and_ended(
 
 
 @pytest.mark.parametrize("claim", [Claim.LISTEN, Claim.SEND])
+@pytest.mark.slow
 def test_without_manage_nothing_can_be_changed(service: HubService, claim: Claim) -> None:
     """Whatever form is sent; who may listen sees it all the same, with the reason."""
     hub = service.create_hub()
@@ -383,6 +385,7 @@ def test_user_metadata_is_shown_in_its_order(service: HubService, plain_browser:
     assert "pay \u202e001\x9b</textarea>" in plain_browser.get(f"/hubs/{hub}/settings").text
 
 
+@pytest.mark.slow
 def test_a_live_page_of_a_hub_that_goes_ends(service: HubService, plain_browser: PlainBrowser) -> None:
     """Its stream says that it is over, so that the browser does not ask again and again."""
     hub = service.create_hub(partition_count=1)

@@ -76,6 +76,7 @@ def wait_for(browser: PlainBrowser, path: str, pattern: str) -> str:
         assert SystemClock().monotonic() < deadline, text
 
 
+@pytest.mark.slow
 def test_every_end_is_told_with_what_to_do(files: PipelineFiles, plain_browser: PlainBrowser) -> None:
     """How it ended, when, why and what next; damaged files are named; nothing in them becomes markup."""
     base = replace(status_of("x", HUB), ended_at=datetime(2026, 3, 2, 6, 15, tzinfo=UTC))
@@ -105,6 +106,7 @@ def test_every_end_is_told_with_what_to_do(files: PipelineFiles, plain_browser: 
     assert "/pipelines/done" not in found
 
 
+@pytest.mark.slow
 def test_a_process_that_says_nothing_is_noticed(files: PipelineFiles, plain_browser: PlainBrowser) -> None:
     """Its process is there, but frozen, or without a disk."""
     silent = status_of("silent", HUB)
@@ -121,6 +123,7 @@ def test_only_pipelines_have_pages(plain_browser: PlainBrowser, name: str) -> No
         assert plain_browser.ask("GET", path, None, {}).status == 404
 
 
+@pytest.mark.slow
 def test_the_log_ends_where_it_ends(files: PipelineFiles, plain_browser: PlainBrowser) -> None:
     """Of a long log the last lines are shown, whole ones; what is no text does no harm."""
     files.write(replace(status_of("talker", HUB), state=PipelineState.ENDED))
@@ -140,6 +143,7 @@ def test_the_log_ends_where_it_ends(files: PipelineFiles, plain_browser: PlainBr
         assert re.match(rb"data: line \d+ &lt;i&gt;\n", stream.readline())
 
 
+@pytest.mark.slow
 def test_a_live_page_is_drawn_in_its_turn(
     files: PipelineFiles, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +158,7 @@ def test_a_live_page_is_drawn_in_its_turn(
     assert all(is_drawing for _, is_drawing in found), found
 
 
+@pytest.mark.slow
 def test_stopping_needs_manage_and_is_said_first(
     service: HubService, files: PipelineFiles, plain_browser: PlainBrowser
 ) -> None:
@@ -178,6 +183,7 @@ def test_stopping_needs_manage_and_is_said_first(
         assert process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_hubs_policy_sees_its_pipelines_only(
     service: HubService, files: PipelineFiles, plain_browser: PlainBrowser
 ) -> None:
@@ -208,6 +214,7 @@ def test_a_hubs_policy_sees_its_pipelines_only(
         assert plain_browser.post(f"/pipelines/{name}/stop").status == 404
 
 
+@pytest.mark.slow
 def test_no_pipeline_is_stopped_once_the_right_has_ended(
     service: HubService, files: PipelineFiles, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +317,7 @@ def test_a_hub_created_again_shows_no_pipelines_of_the_earlier_one(
     assert "highest 31,337" in plain_browser.get("/pipelines/of-both").text
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_asked_to_stop_once(
     service: HubService, files: PipelineFiles, plain_browser: PlainBrowser
 ) -> None:

@@ -105,6 +105,7 @@ def test_who_publishes_is_listed(service: HubService, plain_browser: PlainBrowse
     assert _rows(plain_browser.get(f"{path}?only=revoked").text)[0][3] == "3"
 
 
+@pytest.mark.slow
 def test_ten_thousand_publishers_come_in_pages(service: HubService, plain_browser: PlainBrowser) -> None:
     """50 a page, found by a part of the name; what fell out of the record is told."""
     hub = service.create_hub(partition_count=1)

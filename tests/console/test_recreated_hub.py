@@ -98,6 +98,7 @@ def letter(number: int, words: str) -> NewDeadLetter:
     return NewDeadLetter(number, str(number), now_ms, "ValueError", words, words, words, bytes(copy))
 
 
+@pytest.mark.slow
 def test_dead_letters(service: HubService, database: Database, plain_browser: PlainBrowser) -> None:
     """They hold reasons, tracebacks, keys and copies of events; their history holds reasons and policies."""
     hub = service.create_hub(partition_count=1)
@@ -234,6 +235,7 @@ def test_moves(service: HubService, database: Database) -> None:
     assert "Moved 1 " in text_of(ended_job(tenant, tenant.post(address, fields)))
 
 
+@pytest.mark.slow
 def test_a_move_that_waits_leaves_a_new_hubs_checkpoints(
     service: HubService, database: Database, plain_browser: PlainBrowser
 ) -> None:

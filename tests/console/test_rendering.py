@@ -169,6 +169,7 @@ def test_no_template_shows_text_in_another_order(source: str) -> None:
     assert field == f'<input value="{text}&lt;">'
 
 
+@pytest.mark.slow
 def test_what_is_of_one_session_is_known() -> None:
     """Protects a form's token: live parts are drawn for all viewers, unless they, or what they include, have
     something of the session."""
@@ -186,6 +187,7 @@ def _source(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.slow
 def test_a_template_does_not_go_around_that(name: str) -> None:
     """Only fields of forms are exact; no text is declared HTML, or joined with HTML and so taken for it."""
     source = _source(name)

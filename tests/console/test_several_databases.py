@@ -46,6 +46,7 @@ def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "FIRST_PAINT_S", 30.0)
 
 
+@pytest.mark.slow
 def test_each_database_is_shown(tmp_path: Path) -> None:
     """Groups and dead letters of all, also of one that comes into being while the service runs."""
     first, second = (f"sqlite:///{tmp_path}/{name}.db" for name in ("first", "second"))

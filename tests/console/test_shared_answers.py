@@ -54,6 +54,7 @@ async def test_what_lacks_a_part_is_not_kept() -> None:
     await answers.close()
 
 
+@pytest.mark.slow
 async def test_what_is_out_of_date_is_dropped_before_it_is_asked_for_again() -> None:
     """Protects memory: live pages that are closed again leave no text; what may still be used stays."""
     clock, kept_s = SetClock(), 1 / 64

@@ -42,6 +42,7 @@ async def _publish(service: HubService, flights: list[FlightEvent]) -> dict[str,
     return dict(publication.events_by_partition)
 
 
+@pytest.mark.slow
 async def test_an_interrupted_run_is_gone_on_with(service: HubService) -> None:
     """A second run sends what the first one did not: no event twice, each partition in the data's order."""
     await _publish(service, FLIGHTS[:1_000])

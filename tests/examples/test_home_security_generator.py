@@ -73,6 +73,7 @@ def test_the_rate_is_kept_and_only_what_is_spoilt_is_malformed(plan: GeneratorPl
 
 
 @pytest.mark.parametrize("speed", [1.0, 10.0, 60.0])
+@pytest.mark.slow
 def test_every_home_sends_once_a_minute(speed: float) -> None:
     """All homes are heard of in each of their minutes; beside that comes only what cannot wait."""
     homes, minutes = 3_000, 3
@@ -123,6 +124,7 @@ def test_shares_are_as_asked_and_all_kinds_of_trouble_come() -> None:
     assert set(kinds) == set(Kind)
 
 
+@pytest.mark.slow
 def test_a_sensor_numbers_its_readings_and_repeats_only_what_it_sends_again() -> None:
     """A number that comes twice is the same reading: the pipeline may take it for one."""
     events, generator = _events(GeneratorPlan(homes=50, rate=5_000, duplicate_share=0.1), 30)

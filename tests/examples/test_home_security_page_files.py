@@ -70,6 +70,7 @@ def test_a_file_can_be_read_line_by_line() -> None:
 
 
 @given(_CHANGES.filter(bool), st.data())
+@pytest.mark.slow
 def test_a_part_of_a_file_is_none(pages: dict[str, bytes], data: st.DataObject) -> None:
     """Cut anywhere, it is refused, and no page is taken from it."""
     content = merge_pages(None, pages)

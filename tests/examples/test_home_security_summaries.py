@@ -101,6 +101,7 @@ def test_a_blob_that_cannot_be_read_is_not_taken_for_an_empty_one(
     assert store.read() == HOMES
 
 
+@pytest.mark.slow
 def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     """However often one reads beside a writer."""
     store = SummaryStore(str(tmp_path))

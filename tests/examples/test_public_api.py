@@ -37,6 +37,7 @@ def _not_public(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.slow
 def test_an_example_imports_what_is_exported(example: Path) -> None:
     """Where an example needs more, the package exports more."""
     assert list(_not_public(example.read_text(encoding="utf-8"))) == []

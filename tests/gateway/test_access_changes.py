@@ -188,6 +188,7 @@ async def test_a_right_is_lost_before_its_connection_is_visited(broker: Broker, 
     assert not pair.deliveries(receiver)
 
 
+@pytest.mark.slow
 async def test_claims_are_not_kept_alive_by_the_namespace(broker: Broker, clock: SetClock) -> None:
     """A change counts at the next use, and the memory of a connection that is over is given back."""
     claims = ConnectionClaims(broker, clock, lambda: None)
@@ -231,6 +232,7 @@ def _stored_count(broker: Broker) -> int:
 
 @pytest.mark.parametrize("change", ["policy", "key", "publisher"])
 @pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.slow
 async def test_a_batch_that_waits_is_not_stored_without_its_right(
     broker: Broker, clock: SetClock, change: str, is_closed: bool
 ) -> None:

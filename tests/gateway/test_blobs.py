@@ -305,6 +305,7 @@ async def _until_all_wait(begun: list[str], server: TidegateServer) -> None:
         ("POST", "/b", {}, {}, b"", 405, "UnsupportedHttpVerb"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_what_is_refused(
     client: BlobClient,
     container: str,
@@ -480,6 +481,7 @@ def test_a_blob_is_no_page_of_the_console(client: BlobClient, container: str) ->
         assert answer.headers["content-disposition"] == "attachment"
 
 
+@pytest.mark.slow
 def test_without_a_signature_nothing_is_said(service: HubService) -> None:
     """The same answer for every path, method and account, whether there is such a hub or not."""
     client = client_of(service)

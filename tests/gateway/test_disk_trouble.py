@@ -65,6 +65,7 @@ async def test_full_disk_refuses_and_recovers(
     assert [delivery.payload[-1:] for delivery in pair.deliveries(receiver)] == [b"1", b"3"]
 
 
+@pytest.mark.slow
 async def test_running_out_of_descriptors_refuses_and_recovers(
     files: SimulatedFiles, simulated: Broker, clock: SetClock
 ) -> None:

@@ -263,6 +263,7 @@ async def test_costly_events_are_sent_in_turns(pair: Pair, broker: Broker) -> No
 
 
 @pytest.mark.parametrize("capabilities", [(), (BATCH_DELIVERY_CAPABILITY,)], ids=["events", "slices"])
+@pytest.mark.slow
 async def test_over_the_throughput_units_a_receiver_waits(
     pair: Pair, broker: Broker, capabilities: tuple[str, ...]
 ) -> None:
@@ -404,6 +405,7 @@ DECISIONS: tuple[DeliveryState, ...] = (Accepted(), Released(), Rejected(), Modi
 
 @pytest.mark.parametrize("state", DECISIONS, ids=lambda state: type(state).__name__)
 @pytest.mark.parametrize("rcv_settle_mode", [0, 1])
+@pytest.mark.slow
 async def test_who_asks_for_unsettled_deliveries_decides_about_them(
     pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch, state: DeliveryState, rcv_settle_mode: int
 ) -> None:

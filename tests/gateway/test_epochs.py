@@ -58,6 +58,7 @@ def _told(pair: Pair, link: ReceiverLink, condition: str = "amqp:link:stolen") -
 
 
 @pytest.mark.parametrize(("first", "second", "outcome"), PAIRS)
+@pytest.mark.slow
 async def test_every_ordered_pair(pair: Pair, first: int | None, second: int | None, outcome: str) -> None:
     """Who stays, who goes, and in which words; whoever was refused gets in once the other has gone."""
     one = _attach(pair, "one", first)

@@ -366,6 +366,7 @@ def test_a_hub_created_again_begins_without_groups(service: HubService) -> None:
         {},
     ],
 )
+@pytest.mark.slow
 def test_odd_checkpoints_do_no_harm(service: HubService, metadata: dict[str, str]) -> None:
     """Whoever may write them gets a row that says less."""
     _keep(_client(service, "alpha"), "alpha", "reports", "0", **metadata)

@@ -183,6 +183,7 @@ async def test_what_tokens_take_is_counted(broker: Broker, clock: SetClock) -> N
     assert _held(pair) == 0
 
 
+@pytest.mark.slow
 async def test_lost_tokens_are_not_remembered_without_end(broker: Broker, clock: SetClock) -> None:
     """Protects memory: whoever manages a hub can lose tokens as often as they like."""
     await broker.create_policy("hub", "own", [Claim.MANAGE])

@@ -168,6 +168,7 @@ async def test_a_batch_that_is_not_stored_leaves_no_text(
         gc.enable()
 
 
+@pytest.mark.slow
 async def test_waiting_batches_are_given_up_when_memory_is_exhausted(broker: Broker, clock: SetClock) -> None:
     """Those that wait are ended until there is room, and told to try again; the others are stored."""
     service = _Service(broker, clock, 5 * len(_BODY))

@@ -131,6 +131,7 @@ async def test_expiry_is_noticed_without_traffic(broker: Broker, clock: SetClock
 
 
 @pytest.mark.parametrize("is_replaced", [True, False], ids=["replaced", "expired just now"])
+@pytest.mark.slow
 async def test_another_token_does_not_put_off_an_expiry(
     broker: Broker, clock: SetClock, is_replaced: bool
 ) -> None:
@@ -517,6 +518,7 @@ async def test_requests_are_worked_off_one_by_one(stranger: Pair, node: str) -> 
     [-1, -(1 << 63), Short(-5), True, 1.5, [1], {"a": 1}, Described(Symbol("d"), b"x")],
     ids=repr,
 )
+@pytest.mark.slow
 async def test_any_message_id_can_be_answered(stranger: Pair, node: str, message_id: object) -> None:
     """Protects the connection, and the log, from a request whose message-id is of a type that none has."""
     sender, receiver = stranger.request_links(node)

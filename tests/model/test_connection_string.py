@@ -96,6 +96,7 @@ _name = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1)
     entity_path=st.none() | _name,
     emulator=st.booleans(),
 )
+@pytest.mark.slow
 def test_format_parses_back(
     host: str, port: int | None, key: str, entity_path: str | None, emulator: bool
 ) -> None:

@@ -12,6 +12,7 @@ from tidegate.model.sas import SharedAccessSignature, key_name_in, make_sas_toke
 
 
 @given(audience=st.text(min_size=1), key_name=st.text(min_size=1), key=st.text(min_size=1))
+@pytest.mark.slow
 def test_a_token_of_ours_parses_and_verifies(audience: str, key_name: str, key: str) -> None:
     """Any audience, policy name and key survive the percent-encoding."""
     token = make_sas_token(audience=audience, key_name=key_name, key=key, expiry=1_900_000_000)

@@ -416,6 +416,7 @@ def test_hosts_converge_and_then_rest(
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.slow
 def test_a_killed_hosts_partitions_are_taken_in_the_first_look_after_they_ran_out(seed: int) -> None:
     """Nobody waits for another host to go first, and the hosts do not take more than they keep."""
     simulation = Simulation(16, seed)
@@ -436,6 +437,7 @@ def test_a_killed_hosts_partitions_are_taken_in_the_first_look_after_they_ran_ou
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.slow
 def test_many_that_join_at_once_do_not_strip_a_host(seed: int) -> None:
     """Five hosts that see one host with everything leave it its share, and soon all are even."""
     simulation = Simulation(30, seed)

@@ -89,6 +89,7 @@ async def test_an_agreement_without_a_name_is_named(blob_storage: BlobStorage, c
 
 
 @pytest.mark.parametrize("name", ["localhost:5672", "localhost", "localhost:35481", "127.0.0.1:9"])
+@pytest.mark.slow
 async def test_the_name_that_official_processors_use_is_found(
     blob_storage: BlobStorage, container: str, official: BlobCheckpointStore, name: str
 ) -> None:

@@ -271,6 +271,7 @@ def test_a_write_that_is_cut_short_leaves_the_last_checkpoint(tmp_path: Path) ->
         st.none() | st.integers(0, 2**53),
     )
 )
+@pytest.mark.slow
 def test_every_checkpoint_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, checkpoint: ProcessorCheckpoint
 ) -> None:

@@ -52,6 +52,7 @@ def _host(service: HubService, hub: str, store: ProcessorStore, **arguments: Any
 # --- the group --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_one_service_by_two_names_has_one_group(
     hub_service: HubService, event_hub: str, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ async def test_a_class_gets_an_instance_per_partition(
 
 
 @pytest.mark.parametrize("kind", ["function", "partial", "callable object", "factory", "methods only"])
+@pytest.mark.slow
 async def test_every_kind_of_plain_handler_is_given_the_events(
     hub_service: HubService, event_hub: str, store: MemoryStore, kind: str
 ) -> None:
@@ -283,6 +285,7 @@ def _owned(host: EventProcessorHost) -> set[str]:
     return set(host.statistics().partitions)
 
 
+@pytest.mark.slow
 async def test_two_hosts_share_the_partitions(hub_service: HubService, store: MemoryStore) -> None:
     """The second asks for its share; each partition has one owner, and nothing is lost or out of order."""
     hub = hub_service.create_hub(partition_count=4)
@@ -400,6 +403,7 @@ async def test_a_consumer_group_that_is_not_there_fails_the_host(
 
 
 @pytest.mark.parametrize("make", [EventProcessorHost, EventProcessorHost.from_connection_string])
+@pytest.mark.slow
 async def test_a_host_trusts_the_services_own_authority(
     make: Callable[..., EventProcessorHost], hub_service: HubService, event_hub: str, store: MemoryStore
 ) -> None:

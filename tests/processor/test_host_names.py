@@ -75,6 +75,7 @@ def _host(service: HubService, hub: str, store: ProcessorStore, **arguments: obj
     )
 
 
+@pytest.mark.slow
 async def test_the_second_live_host_of_a_name_ends_with_an_error(
     hub_service: HubService, event_hub: str, store: MemoryStore
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def test_every_state_is_entered_and_left() -> None:
 
 
 @given(st.lists(st.sampled_from(LeaseStep), max_size=30))
+@pytest.mark.slow
 def test_a_store_goes_where_the_table_says(steps: list[LeaseStep]) -> None:
     """Steps that the table lacks are left out: hosts do not try them."""
     asyncio.run(_walk(steps))

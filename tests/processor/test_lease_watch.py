@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ _LOOKS = st.lists(
 
 
 @given(_LOOKS)
+@pytest.mark.slow
 def test_a_lease_is_over_when_it_should_be_and_never_kept_by_a_wrong_clock(
     looks: list[tuple[float, bool, float]],
 ) -> None:

@@ -142,6 +142,7 @@ async def blobs(hub_service: HubService) -> AsyncIterator[Callable[[], BlobStore
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.slow
 async def test_hosts_share_leases_in_blobs_and_commit_to_a_database(
     hub_service: HubService, database: Database, blobs: Callable[[], BlobStore]
 ) -> None:
@@ -172,6 +173,7 @@ async def test_hosts_share_leases_in_blobs_and_commit_to_a_database(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.slow
 async def test_a_transaction_is_fenced_although_its_leases_have_no_epochs(
     hub_service: HubService, hub: str, database: Database, blobs: Callable[[], BlobStore]
 ) -> None:
@@ -227,6 +229,7 @@ async def test_a_checkpoint_is_fenced_by_its_own_manager(
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_lost_lease_opens_no_checkpoint(hub_service: HubService, hub: str) -> None:
     """A host that was paused between lease and checkpoint gets the highest epoch, and must not use it."""
     leases, store = MemoryStore(SystemClock()), MemoryStore(SystemClock())
@@ -392,6 +395,7 @@ def _refuse_odd(context: TransactionContext, events: Sequence[ReceivedEvent]) ->
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.slow
 async def test_a_transaction_commits_after_its_dead_letters_are_stored(
     hub_service: HubService, hub: str, database: Database
 ) -> None:

@@ -460,6 +460,7 @@ def test_a_host_that_restarts_under_its_name_goes_on_at_once(world: World) -> No
     cluster.assert_rest(3 * LEASE_DURATION_S)
 
 
+@pytest.mark.slow
 def test_hosts_spread_their_first_look(world: World) -> None:
     """Each waits a random part of the spread; one that is closed before it has looked has nothing to do."""
     cluster = Cluster(world, 4)

@@ -35,6 +35,7 @@ def bodies(service: HubService, hub: str) -> list[bytes]:
         return [event.body for event in consumer.read_events(hub, "0", numbers)]
 
 
+@pytest.mark.slow
 async def test_a_host_publishes_and_reports_it(
     hub_service: HubService, hub: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

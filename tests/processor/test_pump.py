@@ -215,6 +215,7 @@ async def test_a_checkpoint_that_fails_is_reported_and_made_later(hub_service: H
 
 
 @pytest.mark.parametrize("kind", ["sequence number", "offset", "enqueued time", "nothing processed"])
+@pytest.mark.slow
 async def test_any_one_position_is_enough_to_go_on(
     hub_service: HubService, hub: str, store: MemoryStore, kind: str
 ) -> None:
@@ -241,6 +242,7 @@ async def test_any_one_position_is_enough_to_go_on(
 
 
 @pytest.mark.parametrize("kind", ["earliest", "latest", "time", "by partition"])
+@pytest.mark.slow
 async def test_the_initial_position_counts_without_a_checkpoint(
     hub_service: HubService, hub: str, store: MemoryStore, kind: str
 ) -> None:
@@ -311,6 +313,7 @@ async def _lose_position(
 
 
 @pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.slow
 async def test_a_lost_position_stops_the_partition_with_one_error(
     hub_service: HubService, hub: str, store: MemoryStore, how: str
 ) -> None:
@@ -360,6 +363,7 @@ async def test_a_lost_position_is_gone_on_from_as_the_policy_says(
 
 
 @pytest.mark.parametrize("policy", list(PositionLostPolicy))
+@pytest.mark.slow
 async def test_retention_that_overtakes_a_slow_handler_is_told(
     hub_service: HubService, hub: str, store: MemoryStore, policy: PositionLostPolicy
 ) -> None:

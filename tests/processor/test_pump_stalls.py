@@ -42,6 +42,7 @@ from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 
 
+@pytest.mark.slow
 async def test_a_handler_that_hangs_is_noticed_and_started_again(
     hub_service: HubService, hub: str, store: MemoryStore
 ) -> None:
@@ -73,6 +74,7 @@ async def test_a_handler_that_hangs_is_noticed_and_started_again(
     assert subject.journal.overlaps == 0
 
 
+@pytest.mark.slow
 async def test_a_handler_that_ignores_its_cancellation_is_given_up(
     hub_service: HubService, hub: str, store: MemoryStore
 ) -> None:
@@ -115,6 +117,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_given_up(
     ]
 
 
+@pytest.mark.slow
 async def test_an_open_that_hangs_is_noticed(hub_service: HubService, hub: str, store: MemoryStore) -> None:
     """It keeps its partition from being read as a hanging call does."""
     journal = Journal()
@@ -132,6 +135,7 @@ async def test_an_open_that_hangs_is_noticed(hub_service: HubService, hub: str, 
     assert journal.error_types() == ["PartitionStalledError"]
 
 
+@pytest.mark.slow
 async def test_a_receiver_that_is_silent_is_noticed(
     hub_service: HubService, hub: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

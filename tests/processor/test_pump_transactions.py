@@ -108,6 +108,7 @@ async def test_rows_and_checkpoint_are_committed_together(
 
 
 @pytest.mark.parametrize(("events_max", "transaction_count"), [(8000, 1), (1, 3)])
+@pytest.mark.slow
 async def test_calls_of_a_partition_that_is_behind_share_a_transaction(
     hub_service: HubService, hub: str, database: Database, events_max: int, transaction_count: int
 ) -> None:
@@ -131,6 +132,7 @@ async def test_calls_of_a_partition_that_is_behind_share_a_transaction(
     await store.close()
 
 
+@pytest.mark.slow
 async def test_an_outage_of_what_a_handler_calls_pauses_its_partition(
     hub_service: HubService, hub: str, database: Database
 ) -> None:
@@ -162,6 +164,7 @@ async def test_an_outage_of_what_a_handler_calls_pauses_its_partition(
 
 
 @pytest.mark.parametrize("position", [EventPosition.latest(), EventPosition.from_offset("3")])
+@pytest.mark.slow
 async def test_a_transaction_starts_at_the_initial_position(
     hub_service: HubService, hub: str, database: Database, position: EventPosition
 ) -> None:
@@ -177,6 +180,7 @@ async def test_a_transaction_starts_at_the_initial_position(
     await store.close()
 
 
+@pytest.mark.slow
 async def test_the_threads_of_sessions_that_ended_are_gone(
     hub_service: HubService, hub: str, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +301,7 @@ async def _see_renewals(store: SqlStore, group: GroupKey, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_database_that_is_away_costs_no_batch(
     hub_service: HubService, hub: str, database: Database
 ) -> None:
@@ -329,6 +334,7 @@ async def test_a_database_that_is_away_costs_no_batch(
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_checkpoint_that_a_person_moves_is_gone_on_from(
     hub_service: HubService, hub: str, database: Database
 ) -> None:
@@ -377,6 +383,7 @@ async def test_a_hub_made_anew_is_told_apart_in_transactions(
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_transaction_that_hangs_is_fenced_by_the_next_epoch(
     hub_service: HubService, hub: str, database: Database
 ) -> None:

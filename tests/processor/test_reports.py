@@ -27,6 +27,7 @@ from tidegate.transport.tasks import TaskOwner
 _Row = tuple[str, str, int | None, int | None]
 
 
+@pytest.mark.slow
 async def test_owners_and_lag_are_known_in_the_service(
     hub_service: HubService, hub: str, tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ async def test_owners_and_lag_are_known_in_the_service(
         await wait_for([("0", "", 6, 3)])
 
 
+@pytest.mark.slow
 async def test_a_hub_that_is_created_again_is_reported_too(
     hub_service: HubService, hub: str, tmp_path: Path
 ) -> None:

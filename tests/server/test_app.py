@@ -279,6 +279,7 @@ async def test_nothing_in_the_data_directory_is_for_other_users(tmp_path: Path) 
     assert {path.name for path in found} == {"ca.pem", "server.pem"}  # in a directory that is not for others
 
 
+@pytest.mark.slow
 def test_a_service_loads_what_it_serves() -> None:
     """Each start waits for what is loaded: without HTTP, TLS and Capture half as long."""
     script = (

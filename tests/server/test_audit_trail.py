@@ -282,6 +282,7 @@ def test_each_record_is_a_step(service: HubService, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("log_format", list(LogFormat))
+@pytest.mark.slow
 def test_the_log_has_each_change_as_json(service: HubService, log_format: LogFormat) -> None:
     """In the JSON format as a field, in the text format as the rest of the line."""
     root, stream = logging.getLogger(), io.StringIO()

@@ -61,6 +61,7 @@ async def test_the_service_warns_at_its_start(
     assert sum("without TLS listens on" in record.getMessage() for record in caplog.records) == expected
 
 
+@pytest.mark.slow
 async def test_browsers_are_told_to_stay_with_https_where_the_setting_says_so(tmp_path: Path) -> None:
     """On each answer over HTTPS, errors included; never over HTTP, as RFC 6797 wants; not by default."""
     for setting, expected in ((None, None), (3600, "max-age=3600"), (0, "max-age=0")):

@@ -241,6 +241,7 @@ def test_slow_readers_hold_no_more_than_may_be_held(small_service: HubService) -
         _wait_served(port, key, hub)
 
 
+@pytest.mark.slow
 def test_halves_of_messages_hold_no_more_than_may_be_held(small_service: HubService) -> None:
     """Messages that begin and never end are bounded per connection, and by the setting in total."""
     hub = small_service.create_hub()

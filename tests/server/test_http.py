@@ -200,6 +200,7 @@ def test_publish_a_batch_to_a_partition(hub_service: HubService, event_hub: str)
         ),
     ],
 )
+@pytest.mark.slow
 def test_bad_bodies_are_refused(
     hub_service: HubService, event_hub: str, body: bytes, content_type: str, status: int, detail: str
 ) -> None:
@@ -469,6 +470,7 @@ def test_timeouts_that_are_none(hub_service: HubService, event_hub: str, timeout
     assert _request(hub_service, path, body=b"x", headers=headers)[0] == 400
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come_times_out(hub_service: HubService, event_hub: str) -> None:
     """Who announces a body and sends none is answered when the time of the request is over."""
     head = (
@@ -654,6 +656,7 @@ async def _serve_bodies(**limits: Any) -> tuple[HttpServer, tuple[str, int], Tas
 
 
 @pytest.mark.parametrize("ahead", [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"])
+@pytest.mark.slow
 async def test_a_strangers_body_that_does_not_come_times_out(ahead: bytes) -> None:
     """A page without a session, such as the one for signing in, reads a body: it must not be waited for
     forever, also when the request was sent right behind another one. With a token it may take its time.
@@ -857,6 +860,7 @@ async def test_clients_of_a_trusted_proxy_have_their_own_shares() -> None:
         await owner.close()
 
 
+@pytest.mark.slow
 async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
     """Who asks and never reads does not keep a place among the connections; others are served then."""
     size = 16_777_216  # beyond all that sockets hold on the way
@@ -921,6 +925,7 @@ async def test_what_waits_for_the_application_counts_as_memory(sent: bytes, size
 
 
 @pytest.mark.parametrize("is_amqp_full", [False, True])
+@pytest.mark.slow
 async def test_a_refused_upgrade_behind_an_unread_answer_ends(
     monkeypatch: pytest.MonkeyPatch, is_amqp_full: bool
 ) -> None:

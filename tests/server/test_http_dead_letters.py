@@ -213,6 +213,7 @@ def test_pages_and_filters(service: HubService, hub: str, root: Client) -> None:
         ("GET", (), {"reason": "x" * 2_001}, None, 400, "reason"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_mistakes_are_named(
     root: Client,
     hub: str,
@@ -449,6 +450,7 @@ def test_a_redrive_ends_with_its_policy(
     assert json.loads(record["new"])["dead_letters"] == 1
 
 
+@pytest.mark.slow
 def test_what_is_committed_after_the_answer_is_recorded(
     service: HubService, hub: str, root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -658,6 +660,7 @@ def test_one_hub_leaves_threads_and_turns_to_others(
 
 
 @pytest.mark.parametrize("is_of_hub", [True, False])
+@pytest.mark.slow
 def test_rights(service: HubService, hub: str, is_of_hub: bool) -> None:
     """Listen adds and lists; a redrive needs Send and Listen, a discard Manage."""
     _send(service, hub, b"a")
@@ -740,6 +743,7 @@ def test_a_database_that_is_gone_is_not_described(tmp_path: Path) -> None:
         assert "retry-after" in answer.headers
 
 
+@pytest.mark.slow
 def test_a_database_that_hangs_keeps_no_others_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

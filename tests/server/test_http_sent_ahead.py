@@ -87,6 +87,7 @@ async def _served(
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+@pytest.mark.slow
 async def test_a_request_begins_when_earlier_answers_are_read(tmp_path: Path, is_tls: bool) -> None:
     """Protects memory: an answer that is made behind an unread one would wait in no account. A client that
     takes its time loses nothing, however short the times for a head and between requests."""
@@ -180,6 +181,7 @@ async def _whole(send: Send) -> None:
 
 @pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
 @pytest.mark.parametrize("answer", [_pieces, _whole])
+@pytest.mark.slow
 async def test_an_answer_that_waits_counts_as_memory(
     answer: Callable[[Send], Awaitable[None]], is_read: bool
 ) -> None:

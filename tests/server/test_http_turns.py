@@ -116,6 +116,7 @@ class _Passes:
 
 
 @pytest.mark.parametrize("ahead", [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"])
+@pytest.mark.slow
 async def test_the_chunks_of_a_body_are_parsed_in_turns(
     ahead: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +192,7 @@ class _Crowd:
         self._shares.append(share)
 
 
+@pytest.mark.slow
 async def test_health_is_answered_beside_a_crowd_of_arrivals() -> None:
     """Protects monitoring: ``/health`` has turns of its own, on new connections and kept ones; other requests
     of such a connection wait as everybody's do, also those sent ahead. A body would be parsed in these turns.

@@ -200,6 +200,7 @@ def test_the_services_own_certificate_is_renewed_while_it_runs(tmp_path: Path) -
     assert ca_file.read_bytes() == ca_before
 
 
+@pytest.mark.slow
 async def test_every_port_shows_the_new_certificate_and_open_connections_stay(
     tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def test_what_is_long_in_a_line_that_clients_cause_is_cut() -> None:
     assert len(own) > 5_000
 
 
+@pytest.mark.slow
 def test_clients_cannot_flood_the_log() -> None:
     """Of what clients cause, errors too, some lines of each kind pass, and later how many did not; changes by
     an administrator and the service's own lines always pass."""

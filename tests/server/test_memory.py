@@ -165,6 +165,7 @@ print("as before:", gc.get_threshold() == thresholds)
 """
 
 
+@pytest.mark.slow
 def test_full_collections_are_for_garbage() -> None:
     """Each phase of a collection is counted. What clients hold is not walked, however much that is: 0.5 s for
     100,000 links, 40 ms for 1,000 connections. Garbage is collected, and what is none is not walked often."""

@@ -298,6 +298,7 @@ def test_who_comes_through_a_proxy_needs_a_token(
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
+@pytest.mark.slow
 def test_a_forwarder_counts_as_this_machine_unless_it_is_listed(tmp_path: Path, is_listed: bool) -> None:
     """What the docs say of programs on this machine that only pass bytes on: nothing shows that they do."""
     settings = {"trusted_proxies": ["127.0.0.1"]} if is_listed else {}

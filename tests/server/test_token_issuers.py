@@ -149,6 +149,7 @@ async def test_discovery_and_new_keys(
         {},
     ],
 )
+@pytest.mark.slow
 async def test_what_an_issuer_may_not_answer(
     issuer: Issuer, answers: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,6 +164,7 @@ async def test_what_an_issuer_may_not_answer(
 
 
 @pytest.mark.parametrize("address", ["https://[", "https://a\u2100b/keys"])
+@pytest.mark.slow
 async def test_one_issuers_document_does_not_end_the_renewal_for_the_others(
     issuer: Issuer, tmp_path: Path, caplog: pytest.LogCaptureFixture, address: str
 ) -> None:

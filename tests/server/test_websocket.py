@@ -166,6 +166,7 @@ def test_too_large_a_frame_is_refused(hub_service: HubService) -> None:
         assert _receive_to_end(socket)[1] == 1009
 
 
+@pytest.mark.slow
 def test_pings_of_a_peer_that_reads_nothing_are_not_answered_forever(hub_service: HubService) -> None:
     """The answers stay in memory as long as nobody reads them: the service ends such a connection."""
     assert hub_service.ready.http is not None

@@ -180,6 +180,7 @@ def _metric(service: HubService, name: str) -> float:
 
 
 @pytest.mark.parametrize(("door", "policy", "label"), DOORS)
+@pytest.mark.slow
 def test_wrong_keys_are_answered_later_and_later(
     service: HubService, door: Door, policy: str, label: str
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_right_key_does_not_wait_behind_wrong_ones(
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_late_answer_comes_before_the_connection_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +271,7 @@ def test_a_refusal_says_when_to_try_again(service: HubService, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("face", ["amqps", "https"])
+@pytest.mark.slow
 def test_failed_tls_handshakes_are_counted(service: HubService, face: str) -> None:
     """Of a client that does not know the certificate's authority, and of one that speaks no TLS."""
     address = getattr(service.ready, face)

@@ -88,6 +88,7 @@ _bounds = st.none() | st.integers(_EPOCH_S * 1000 - 10_000, _EPOCH_S * 1000 + 40
 
 
 @given(files=_captured_files(), start_ms=_bounds, until_ms=_bounds, is_held_up=st.booleans())
+@pytest.mark.slow
 def test_no_file_with_a_wanted_event_is_left_out(
     files: list[tuple[CaptureFile, list[int]]], start_ms: int | None, until_ms: int | None, is_held_up: bool
 ) -> None:

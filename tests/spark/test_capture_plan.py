@@ -33,6 +33,7 @@ _ranges = st.lists(
 
 
 @given(batches=_ranges)
+@pytest.mark.slow
 def test_each_number_is_new_once(batches: list[range]) -> None:
     """Whatever order and overlap: as a plain set says."""
     seen, known = SeenNumbers(), set[int]()
@@ -68,6 +69,7 @@ def _file(partition_id: str, number: int, size: int = 1_000_000) -> CaptureFile:
 
 
 @given(bounds=_ranges)
+@pytest.mark.slow
 def test_pieces_do_not_overlap_and_nothing_is_lost(bounds: list[range]) -> None:
     """Every file is in one piece, and numbers of two pieces are apart."""
     ranges = [

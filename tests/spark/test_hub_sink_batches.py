@@ -59,6 +59,7 @@ def test_batches_depend_on_the_rows_alone(rows: list[_Row], data: st.DataObject)
 
 
 @given(rows=st.lists(_row, min_size=1, max_size=60))
+@pytest.mark.slow
 def test_every_row_is_an_event_of_its_partition_in_order(rows: list[_Row]) -> None:
     """By partition, by the service's hash of the key, or in turn; within a partition in the order of rows."""
     found: dict[int, list[tuple[bytes, str | None]]] = {0: [], 1: [], 2: []}

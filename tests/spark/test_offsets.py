@@ -184,6 +184,7 @@ _RANGES = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**6)), min_
 
 
 @given(_RANGES, st.integers(1, 40))
+@pytest.mark.slow
 def test_pieces_cover_each_range_once_and_in_order(ranges: list[PartitionRange], tasks_max: int) -> None:
     """No event is left out or read twice; never more readers of a partition than it allows."""
     pieces = split_ranges(ranges, tasks_max)

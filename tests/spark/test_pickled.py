@@ -58,6 +58,7 @@ def test_a_function_of_a_module_that_workers_do_not_find_brings_it_along(stray: 
     assert _run_elsewhere(pickled(step, step, subject="It")) == "22"
 
 
+@pytest.mark.slow
 def test_a_module_that_is_missing_is_named(stray: Any) -> None:
     """A function that nobody named as the user's own: its module stays behind."""
     said = _run_elsewhere(pickled(stray.add, None, subject="It"))

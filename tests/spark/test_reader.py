@@ -85,6 +85,7 @@ def test_a_service_without_the_extension_gives_the_same_rows(
     assert single == batched
 
 
+@pytest.mark.slow
 def test_more_tasks_than_receivers_wait_for_their_turn(hub_service: HubService, filled_hub: str) -> None:
     """Retries and speculation add to the readers that were planned: without a level, and with names of their
     own, none pushes out another, and those beyond five wait until one of them ends."""

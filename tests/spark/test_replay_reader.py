@@ -63,6 +63,7 @@ def events_of(reader: ReplayStreamReader, start: dict[str, object], end: dict[st
     return pa.Table.from_batches(batches, schema=batches[0].schema if batches else pa.schema([]))
 
 
+@pytest.mark.slow
 def test_a_shadow_ends_at_the_live_checkpoint(
     hub_service: HubService, tmp_path: Path, sqlite_url: str
 ) -> None:
@@ -126,6 +127,7 @@ def test_every_event_once_while_capture_and_retention_go_on(hub_service: HubServ
     assert ReplayInputPartition in kinds
 
 
+@pytest.mark.slow
 def test_what_is_nowhere_is_named_by_number(hub_service: HubService, tmp_path: Path) -> None:
     """Strictly an error with what was wanted and what there is; else it goes on there, in order."""
     hub = hub_service.create_hub(partition_count=1)

@@ -131,6 +131,7 @@ def test_what_is_written_is_read_back(database: Database, rows: list[dict[str, o
 
 @_on_a_database
 @given(rows=st.lists(_row, min_size=1, max_size=6))
+@pytest.mark.slow
 def test_both_ways_write_the_same(database: Database, rows: list[dict[str, object]]) -> None:
     """Whole columns, and value by value as SQLAlchemy would: nobody can tell from the table."""
     database.ensure_table(everything)
@@ -184,6 +185,7 @@ def test_what_is_not_finite_is_kept_where_the_database_knows_it(
     ],
     ids=lambda value: value if isinstance(value, str) else str(value.type),
 )
+@pytest.mark.slow
 def test_other_widths_of_a_type_mean_the_same(database: Database, column: str, values: pa.Array) -> None:  # type: ignore[type-arg]
     """A 32-bit float stands for exactly its own value, and a time in any zone for the moment that it is."""
     database.ensure_table(everything)

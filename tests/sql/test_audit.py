@@ -47,6 +47,7 @@ def _joined(kind: FindingKind, wrong: list[int]) -> list[Finding]:
     findings_max=st.integers(0, 4) | st.just(100),
 )
 @example(rows=[3, 3, 4, 4, 5], letters={3: OPEN}, start=3, checkpoint=5, log_until=9, findings_max=100)
+@pytest.mark.slow
 def test_the_report_equals_a_naive_model(
     rows: list[int],
     letters: dict[int, DeadLetterStatus],

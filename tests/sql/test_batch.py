@@ -211,6 +211,7 @@ def test_an_event_is_never_half_a_row_and_half_a_dead_letter(sqlite_url: str) ->
 
 
 @pytest.mark.parametrize("result", ["text", b"bytes", 7, {}, [1], [{}], {1: 2}])
+@pytest.mark.slow
 def test_what_is_no_row_is_a_dead_letter(sqlite_url: str, result: object) -> None:
     """A handler's odd result is its event's problem, not the batch's."""
     with Database.open(sqlite_url) as database:

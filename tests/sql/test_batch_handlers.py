@@ -252,6 +252,7 @@ _ROW: dict[str, list[Any]] = {"sequence_number": [9], "partition_id": ["0"], "de
     ],
     ids=["missing", "no numbers", "strange", "null", "unknown column", "forgotten", "list", "skip", "type"],
 )
+@pytest.mark.slow
 def test_a_result_that_fits_no_events_stops_the_pipeline(
     database: Database, function: Callable[..., Any], words: str
 ) -> None:

@@ -62,6 +62,7 @@ def test_every_number_of_rows_is_written_whole(database: Database, width: int) -
             connection.execute(delete(table))
 
 
+@pytest.mark.slow
 def test_sqlite_takes_rows_of_few_columns_together(database: Database) -> None:
     """What makes them cheap there; PostgreSQL has COPY, and a row of 501 columns goes alone."""
     with database.read() as connection:

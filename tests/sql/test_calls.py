@@ -82,6 +82,7 @@ def test_several_calls_are_one_transaction(base: Database, clock: SetClock, comm
 
 
 @pytest.mark.parametrize("bad", [[0], [4], [7], [1, 4], [2, 3, 6, 7]])
+@pytest.mark.slow
 def test_a_call_that_fails_fails_alone(
     base: Database, clock: SetClock, commits: list[str], bad: list[int]
 ) -> None:

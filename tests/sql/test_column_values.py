@@ -97,6 +97,7 @@ def _read(database: Database, column: str) -> list[Any]:
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(numbers=st.lists(st.none() | st.integers(-(2**53), 2**53), min_size=1, max_size=8))
+@pytest.mark.slow
 def test_whole_numbers_may_come_as_floats(database: Database, form: str, numbers: list[int | None]) -> None:
     """As pandas has them in a column where one is missing, milliseconds since 1970 among them."""
     database.ensure_table(values)

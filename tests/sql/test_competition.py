@@ -68,6 +68,7 @@ def test_processes_that_compete_commit_each_range_once(database_url: str) -> Non
         assert sum(rows) == len(rows_in(database))
 
 
+@pytest.mark.slow
 def test_threads_that_compete_commit_each_range_once(database: Database) -> None:
     """The same with threads on one ``Database``."""
     counts: list[int] = []

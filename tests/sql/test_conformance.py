@@ -116,6 +116,7 @@ def test_locks(database: Database) -> None:
     assert [row[0] for row in rows_in(database)] == list(range(24))
 
 
+@pytest.mark.slow
 def test_waiting_for_a_lock_is_bounded(database_url: str) -> None:
     """Locks: waiting is bounded, and then nothing is written"""
     with Database.open(database_url, lock_wait_s=1.0) as database:

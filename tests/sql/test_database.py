@@ -245,6 +245,7 @@ def test_ensure_table_refuses_one_that_lacks_columns(database: Database) -> None
         ("mariadb://user@127.0.0.1:1?password=secret", "names no database"),
     ],
 )
+@pytest.mark.slow
 def test_urls_that_cannot_be_meant(url: str, words: str) -> None:
     """Each gives one error with a next step, and never the password."""
     for use in (Database.open, Database.describe, partial(existing_database, named_by="x")):

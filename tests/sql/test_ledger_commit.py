@@ -219,6 +219,7 @@ def test_a_refused_row_is_named_with_its_column(database: Database, is_staged: b
     assert sink.contents_of(alarms) == []
 
 
+@pytest.mark.slow
 def test_refused_rows_are_put_aside_where_that_was_asked_for(database: Database, is_staged: bool) -> None:
     """Their events become dead letters with the database's words; the event's other rows go, too."""
     sink = Sink(database, {"states": LedgerTable(states)}, is_refused_dead_lettered=True)

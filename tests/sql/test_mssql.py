@@ -399,6 +399,7 @@ def test_a_session_that_the_server_ended_is_not_busy(fake: FakeServer, database:
     assert not isinstance(caught.value, DatabaseUnavailableError)
 
 
+@pytest.mark.slow
 def test_more_leases_than_a_statement_has_parameters_for(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

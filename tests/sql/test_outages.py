@@ -201,6 +201,7 @@ def test_an_event_that_fails_alone_is_at_fault(
 
 
 @pytest.mark.parametrize("kind", HANDLERS)
+@pytest.mark.slow
 def test_an_outage_may_come_back_while_a_batch_is_resumed(
     base: Database, service: Service, kind: str
 ) -> None:

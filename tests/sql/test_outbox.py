@@ -175,6 +175,7 @@ def run(work: Coroutine[object, object, None]) -> None:
     asyncio.run(work)
 
 
+@pytest.mark.slow
 def test_published_events_come_into_their_hub_once_and_in_order(bench: Bench) -> None:
     """Several transactions, a relay that comes later, and nothing left behind."""
 
@@ -330,6 +331,7 @@ def test_a_relay_that_ends_anywhere_is_continued(
     assert bench.reported == []
 
 
+@pytest.mark.slow
 def test_two_relays_at_once_send_everything_once(bench: Bench) -> None:
     """A former owner that does not know it yet: they complete each other."""
 
@@ -347,6 +349,7 @@ def test_two_relays_at_once_send_everything_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("step", ["learn_message_bytes_max", "read_rows"])
+@pytest.mark.slow
 def test_a_later_owners_relay_is_no_alarm(
     light_bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -632,6 +635,7 @@ def test_a_full_outbox_pauses_its_partition(light_bench: Bench) -> None:
     assert light_bench.found() == expected(200)
 
 
+@pytest.mark.slow
 def test_one_transaction_may_publish_more_than_the_bound(light_bench: Bench) -> None:
     """Else it would be repeated for ever: nothing that it has published itself can be sent before."""
     light_bench.outbox.bytes_max = 1000
@@ -784,6 +788,7 @@ def test_rows_that_are_missing_stop_their_lane(light_bench: Bench) -> None:
     assert light_bench.found() == {}
 
 
+@pytest.mark.slow
 def test_lanes_take_turns(light_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane with many rows leaves the next turn to the others."""
     monkeypatch.setattr(relay, "_ROWS_MAX", 2)
@@ -804,6 +809,7 @@ def test_lanes_take_turns(light_bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert light_bench.found() == expected(500)
 
 
+@pytest.mark.slow
 def test_added_partitions_are_used(light_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay looks for them from time to time, and transactions use what it finds."""
     monkeypatch.setattr(relay, "_LAYOUT_S", 0.0)

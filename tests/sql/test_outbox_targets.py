@@ -23,6 +23,7 @@ def recreate(bench: Bench, partition_count: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_target_with_fewer_partitions_is_noticed(
     light_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def _pages(rows: dict[str, object], calls: list[int]) -> Page:
 
 
 @given(live=tables, shadow=tables, page_rows=st.integers(1, 7), limit=st.integers(0, 5))
+@pytest.mark.slow
 def test_pages_find_what_whole_tables_do(
     live: dict[str, object], shadow: dict[str, object], page_rows: int, limit: int
 ) -> None:
@@ -278,6 +279,7 @@ def test_a_swap_fences_who_still_processes(replayed: Database) -> None:
     assert rows_in(replayed) == rows_of(NEXT, 10)
 
 
+@pytest.mark.slow
 def test_nobody_commits_during_a_swap(
     replayed: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -264,6 +264,7 @@ def test_a_cancelled_batch_ends_before_the_next_begins(base: Database) -> None:
 
 
 @pytest.mark.parametrize("then", ["writes on", "swallows errors", "returns", "raises"])
+@pytest.mark.slow
 def test_a_transaction_that_hangs_is_broken_off_and_holds_up_nobody(base: Database, then: str) -> None:
     """While its handler still hangs, the next owner works; what the handler does later has no effect."""
     is_inside, may_go_on, is_done = threading.Event(), threading.Event(), threading.Event()
@@ -324,6 +325,7 @@ def write_all(context: TransactionContext, events: Sequence[ReceivedEvent]) -> N
 
 
 @pytest.mark.parametrize("failing", [0, 1, 5, 7])
+@pytest.mark.slow
 def test_stop_commits_what_lies_before(base: Database, failing: int) -> None:
     """Order before progress: nothing from the failed event on is there, nothing is a dead letter."""
     events = bad_at([failing, 7], 8)
@@ -452,6 +454,7 @@ MISUSES: dict[str, Misuse] = {
 
 @pytest.mark.parametrize("is_swallowed", [False, True])
 @pytest.mark.parametrize("name", MISUSES)
+@pytest.mark.slow
 def test_a_handler_that_ends_the_transaction_is_refused(
     base: Database, name: str, is_swallowed: bool
 ) -> None:

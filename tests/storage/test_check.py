@@ -142,6 +142,7 @@ def _as_of_version(path: Path, version: int, place: str) -> None:
 
 @pytest.mark.parametrize("place", ["segment", "batch"])
 @pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.slow
 async def test_a_later_format_is_refused_and_left_alone(place: str, is_last: bool, tmp_path: Path) -> None:
     """Events of a later version were acknowledged: neither a start nor a repair may take them for a torn
     tail, or for damage."""
@@ -167,6 +168,7 @@ async def test_a_later_format_is_refused_and_left_alone(place: str, is_last: boo
 @pytest.mark.parametrize("is_busy", [False, True])
 @pytest.mark.parametrize("damage", ["bit", "cut", "batch"])
 @pytest.mark.parametrize("idle_save_s", [0.01, 100], ids=["saved", "marked"])
+@pytest.mark.slow
 async def test_what_was_stored_before_a_pause_is_no_torn_tail(
     damage: str, is_busy: bool, idle_save_s: float, tmp_path: Path
 ) -> None:

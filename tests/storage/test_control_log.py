@@ -416,6 +416,7 @@ async def test_files_that_cannot_be_compacted(error: str) -> None:
         assert values == {"hub/0": b"%d" % done + bytes(1000)}
 
 
+@pytest.mark.slow
 async def test_a_change_costs_the_same_however_many_values_there_are() -> None:
     """D16: bytes and syncs of a change among 10 hubs and among 10,000 are the same; so are, per change, the
     bytes of compaction, within the size of the values."""

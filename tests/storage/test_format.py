@@ -70,6 +70,7 @@ async def _served(data_directory: Path, place: str) -> list[bytes]:
 
 @pytest.mark.parametrize("other", ["a/1", "b/0"], ids=["partition", "hub"])
 @pytest.mark.parametrize("number", [0, 2, -1])
+@pytest.mark.slow
 async def test_a_segment_of_another_partition_is_not_served(number: int, other: str, tmp_path: Path) -> None:
     """D2: exchanged files of the same name and length are none of ours, and a repair says what is lost."""
     await _write(tmp_path)
@@ -138,6 +139,7 @@ async def test_a_whole_partition_in_the_place_of_another_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "zeros"])
+@pytest.mark.slow
 async def test_without_a_manifest_a_log_is_damaged_and_no_new_one(damage: str, tmp_path: Path) -> None:
     """Both copies are gone: the partition refuses. A repair serves what the segments hold, says that the rest
     is unknown, and gives no number twice; without segments, too."""

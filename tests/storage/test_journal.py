@@ -115,6 +115,7 @@ def _plain(parts: list[JournalPart]) -> list[JournalPart]:
 
 @settings(max_examples=60)
 @given(rounds=st.lists(_PARTS, max_size=4), rest=st.binary(max_size=50))
+@pytest.mark.slow
 def test_records_are_read_as_they_were_written(rounds: list[list[JournalPart]], rest: bytes) -> None:
     """In order, with their rounds, whatever is behind the last one."""
     data = _file(rounds) + rest
@@ -199,6 +200,7 @@ async def test_a_small_round_costs_one_sync() -> None:
 
 @pytest.mark.parametrize("is_power_lost", [False, True])
 @pytest.mark.parametrize("rounds", [1, 8, 60])
+@pytest.mark.slow
 async def test_a_start_writes_what_the_segments_lack(rounds: int, is_power_lost: bool) -> None:
     """After a power loss that took all that was not synced, also with files that were used again; a check
     sees the same. Once more after that start: it has made everything durable."""
@@ -426,6 +428,7 @@ def _cut(files: SimulatedFiles, other: SimulatedFiles) -> None:
 
 
 @pytest.mark.parametrize("damage", [_drop, _zero, _exchange, _double, _hole, _cut])
+@pytest.mark.slow
 async def test_a_damaged_journal_is_doubt(
     damage: Callable[[SimulatedFiles, SimulatedFiles], None],
     caplog: pytest.LogCaptureFixture,

@@ -51,6 +51,7 @@ async def _append(log: FilePartitionLog, number: int, *, count: int = 1, size: i
     return await log.append_nowait(payload, [size] * count, enqueued_time_ms=1000 + number)
 
 
+@pytest.mark.slow
 async def test_a_burst_of_appends_is_answered_in_rounds(
     open_log: OpenLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

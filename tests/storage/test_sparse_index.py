@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def _build(batches: list[tuple[int, int, int]]) -> tuple[SparseIndex, list[tuple
 
 
 @given(batches=_BATCHES)
+@pytest.mark.slow
 def test_a_look_up_begins_at_or_before_its_batch(batches: list[tuple[int, int, int]]) -> None:
     """By sequence number and by time; and never more than the interval and a batch before it."""
     index, rows = _build(batches)
@@ -38,6 +40,7 @@ def test_a_look_up_begins_at_or_before_its_batch(batches: list[tuple[int, int, i
 
 
 @given(batches=_BATCHES, data=st.data())
+@pytest.mark.slow
 def test_an_index_comes_back_or_is_known_to_be_damaged(
     batches: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:

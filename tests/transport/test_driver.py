@@ -274,6 +274,7 @@ async def test_the_log_holds_nothing_of_an_event_that_failed(caplog: pytest.LogC
     assert len(record.getMessage()) < 300
 
 
+@pytest.mark.slow
 async def test_idle_connections_are_kept_alive_by_the_timer() -> None:
     """Protects quiet connections: empty frames go out before the peer's idle time-out ends."""
     service, recorder = Service(), Recorder()

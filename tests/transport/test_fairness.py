@@ -274,6 +274,7 @@ async def test_a_flood_of_heartbeats_is_cut_off() -> None:
     assert server.drivers == set()
 
 
+@pytest.mark.slow
 async def test_what_came_before_the_end_is_worked_off() -> None:
     """Protects those who send and leave: a burst counts to its last message."""
     service = Service()

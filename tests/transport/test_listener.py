@@ -68,6 +68,7 @@ async def _idle(admission: Admission) -> None:
 
 
 @pytest.mark.parametrize("make_loop", _LOOPS)
+@pytest.mark.slow
 def test_connections_come_in_bursts_and_give_their_places_back(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
@@ -123,6 +124,7 @@ def test_another_address_does_not_wait_behind_the_connections_of_one(
 
 @pytest.mark.parametrize("accepts_per_turn", [1, 2, 64])
 @pytest.mark.parametrize("make_loop", _LOOPS)
+@pytest.mark.slow
 def test_a_displaced_connection_ends_at_every_moment(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
     accepts_per_turn: int,

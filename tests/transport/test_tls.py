@@ -139,6 +139,7 @@ async def _large_round_trip(served: Served, pieces: Sequence[bytes]) -> bytes:
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("is_pausing", [False, True])
+@pytest.mark.slow
 async def test_bytes_of_all_sizes_come_through_in_order(
     tmp_path: Path, version: ssl.TLSVersion, is_pausing: bool
 ) -> None:

@@ -290,6 +290,7 @@ def test_requests_that_come_alone_wait_for_no_backlog_at_twice_a_fair_share() ->
         assert loop.now - asked_at <= 4 * (PASS_S + SLICE_S), number
 
 
+@pytest.mark.slow
 def test_requests_that_come_alone_are_not_free() -> None:
     """Protects who has a backlog from another address with a thousand connections of short requests."""
     loop = Loop()
@@ -349,6 +350,7 @@ def test_who_waits_is_called_in_the_next_pass_and_not_before() -> None:
     assert calls == [calls[0], calls[0] + 1, calls[0] + 2, calls[0] + 3]
 
 
+@pytest.mark.slow
 def test_waiting_does_not_make_service_free() -> None:
     """Protects others from who always asks to be called again: what a slice took is counted all the same."""
     loop = Loop()

@@ -158,6 +158,7 @@ async def test_a_handshake_that_lists_much_is_refused() -> None:
     assert b"list more than" in (refused.value.response.body or b"")
 
 
+@pytest.mark.slow
 async def test_a_flood_of_small_frames_is_parsed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects neighbours: 40,000 empty frames that come at once are not parsed in one go, and the bytes
     behind them arrive. The clock moves whenever it is read, so the machine does not matter."""

@@ -31,6 +31,7 @@ _METRICS = encode_runtime_metrics(PartitionEnds("hub", "0", 0, 5, "4", 1), retri
 
 @pytest.mark.parametrize("metrics", [b"", _METRICS], ids=["plain", "metrics"])
 @pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+@pytest.mark.slow
 def test_the_official_client_reads_the_services_annotations(event: bytes, metrics: bytes) -> None:
     """Protects receivers from senders that forge or erase an event's position, publisher or key."""
     message = decode_payload(memoryview(delivered(event, metrics)))
@@ -233,6 +234,7 @@ _fields = st.sampled_from(
     st.integers(-1, 1),
     st.integers(-1, 1),
 )
+@pytest.mark.slow
 def test_the_quick_checks_agree_with_the_slow_one(
     entries: list[tuple[str, object]], fields: list[bytes], more: int, bytes_more: int
 ) -> None:
@@ -281,6 +283,7 @@ def test_long_lists_are_skipped_in_runs(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(found) < 1_000
 
 
+@pytest.mark.slow
 def test_runs_end_where_there_are_too_many_values() -> None:
     """Protects the event loop: all runs of a megabyte took 0.17 s at each delivery, before it was refused."""
     event, steps = encode_message(Message(value=[None] * 64 * 15_000)), Steps()

@@ -114,6 +114,7 @@ def test_sections_of_any_size_are_found_wherever_they_end(sizes: list[int]) -> N
     ],
     ids=["data", "in another encoding"],
 )
+@pytest.mark.slow
 def test_many_sections_are_found_in_steps(
     section: bytes, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def _ours(sequence_number: int) -> dict[object, object]:
 @pytest.mark.parametrize("name", MESSAGES)
 @pytest.mark.parametrize("sequence_number", [0, 9, 2**40])
 @pytest.mark.parametrize("metrics", [b"", METRICS], ids=["plain", "metrics"])
+@pytest.mark.slow
 def test_nothing_of_the_producers_message_changes(name: str, sequence_number: int, metrics: bytes) -> None:
     """Protects every section and type of what was sent, and the three annotations added to it."""
     original = decode_message(encode_message(MESSAGES[name]))

@@ -67,6 +67,7 @@ property_values = st.one_of(
     st.none() | texts,
     st.none() | texts,
 )
+@pytest.mark.slow
 def test_an_event_comes_back(
     body: bytes,
     properties: dict[str, Any],
@@ -93,6 +94,7 @@ def test_an_event_comes_back(
     st.dictionaries(texts, property_values, max_size=4),
     st.integers(-3, 3),
 )
+@pytest.mark.slow
 def test_the_usual_event_is_decoded_as_any_other(body: bytes, properties: dict[str, Any], cut: int) -> None:
     """The short way for properties and a body says what the general way says, of whole and of cut events."""
     encoded = encode_event(EventData(body, properties))
@@ -146,6 +148,7 @@ def test_the_official_client_reads_our_events_and_we_read_its() -> None:
     st.one_of(st.just(NO_VALUE), values),
     st.booleans(),
 )
+@pytest.mark.slow
 def test_any_clients_event_is_read(
     properties: dict[object, object], data: list[bytes], value: object, is_long: bool
 ) -> None:

@@ -25,6 +25,7 @@ def _sections(messages: list[bytes]) -> bytes:
 
 
 @given(st.one_of(_some, _of_one_size))
+@pytest.mark.slow
 def test_messages_are_found_in_their_sections(messages: list[bytes]) -> None:
     """Behind whatever comes first; cut out one by one, by number, and in slices."""
     found = messages_of_sections(_PREFIX + _sections(messages), len(_PREFIX))
@@ -58,6 +59,7 @@ def test_what_is_of_one_size_costs_nothing_per_message(size: int) -> None:
 
 
 @given(st.one_of(_some.filter(bool), _of_one_size), st.data())
+@pytest.mark.slow
 def test_what_ends_too_early_is_refused(messages: list[bytes], data: st.DataObject) -> None:
     """Wherever it is cut, but between two sections."""
     whole = _sections(messages)

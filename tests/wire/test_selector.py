@@ -185,6 +185,7 @@ _pieces = st.sampled_from(
 
 
 @given(st.lists(_pieces | st.text(max_size=5), max_size=14).map("".join) | strategies.values)
+@pytest.mark.slow
 def test_nothing_but_positions_and_the_one_error(value: object) -> None:
     """Protects the service from what a filter may hold: it means positions, or is refused as an argument."""
     filters: dict[object, object] = {Symbol("apache.org:selector-filter:string"): Described("d", value)}
@@ -200,6 +201,7 @@ def test_the_filters_descriptor_does_not_matter(descriptor: object) -> None:
     assert positions_from_filters(filters) == (EventPosition.from_offset("5"),)
 
 
+@pytest.mark.slow
 def test_no_filter_is_the_start_and_a_strange_one_is_refused() -> None:
     """Protects receivers without a filter, and from one that is no text."""
     assert positions_from_filters({}) == (EventPosition.earliest(),)
