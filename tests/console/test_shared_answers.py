@@ -13,6 +13,7 @@ from tidegate.console.frame import shared_answers
 from tidegate.console.frame.shared_answers import SharedAnswers
 from tidegate.model.errors import ServerBusyError
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.tasks import TaskOwner
 
 
 async def test_only_so_many_are_worked_out_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +55,41 @@ async def test_what_lacks_a_part_is_not_kept() -> None:
     await answers.close()
 
 
+async def test_what_only_those_who_wait_need_ends_with_the_last_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Live pages that are opened and left while a database hangs keep those of others waiting for nothing."""
+    monkeypatch.setattr(shared_answers, "_ANSWERS_MAX", 2)
+    answers: SharedAnswers[int, int] = SharedAnswers(SystemClock(), kept_s=60, is_for_waiting=True)
+    let_go = asyncio.Event()
+    under_way: set[int] = set()
+
+    async def work(number: int) -> int:
+        under_way.add(number)
+        try:
+            await let_go.wait()
+        finally:
+            under_way.remove(number)
+        return number
+
+    def ask(number: int) -> asyncio.Task[int | None]:
+        return tasks.start(answers.ask(number, lambda: work(number), at_most_s=None), name="viewer")
+
+    async with TaskOwner("viewers") as tasks, asyncio.timeout(30):
+        leaving = [ask(number) for number in (1, 2, 3, 3)]
+        staying = ask(3)
+        await _all_has_begun()
+        assert under_way == {1, 2, 3}
+        for viewer in leaving:
+            viewer.cancel()
+        await _all_has_begun()
+        assert under_way == {3}
+        again = ask(1)
+        let_go.set()
+        assert (await staying, await again) == (3, 1)
+    await answers.close()
+
+
 @pytest.mark.slow
 async def test_what_is_out_of_date_is_dropped_before_it_is_asked_for_again() -> None:
     """Protects memory: live pages that are closed again leave no text; what may still be used stays."""
@@ -81,6 +117,11 @@ async def test_what_is_out_of_date_is_dropped_before_it_is_asked_for_again() -> 
             await asyncio.sleep(kept_s)
             gc.collect()
     await answers.close()
+
+
+async def _all_has_begun() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 class _Text(str):

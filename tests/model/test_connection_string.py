@@ -61,6 +61,7 @@ def test_an_azure_string_means_tls_and_its_key_may_hold_equal_signs() -> None:
         ("Endpoint=http://x/;SharedAccessKeyName=a;SharedAccessKey=secret", "Endpoint"),
         ("Endpoint=sb://x:notaport/;SharedAccessKeyName=a;SharedAccessKey=secret", "notaport"),
         ("Endpoint=sb://x:70000/;SharedAccessKeyName=a;SharedAccessKey=secret", "70000"),
+        (f"Endpoint=sb://x:{'9' * 5000}/;SharedAccessKeyName=a;SharedAccessKey=secret", "port"),
         ("Endpoint=sb://x/;SharedAccessKey=secret", "only one of"),
         ("Endpoint=sb://x/;Endpoint=sb://y/;SharedAccessKeyName=a;SharedAccessKey=secret", "twice"),
         ("Endpoint=sb://x/;SharedAccessKeyNam=a;SharedAccessKey=secret", "sharedaccesskeynam"),

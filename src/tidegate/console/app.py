@@ -109,7 +109,9 @@ class ConsoleApp:
         """
         sessions = Sessions(views.access, clock, proxies)
         tasks = TaskOwner("console pages")
-        drawn: SharedAnswers[Hashable, Drawn] = SharedAnswers(clock, kept_s=_DRAWN_S, is_work_counted=False)
+        drawn: SharedAnswers[Hashable, Drawn] = SharedAnswers(
+            clock, kept_s=_DRAWN_S, is_work_counted=False, is_for_waiting=True
+        )
         self.console = Console(views.access, sessions, LiveStreams(sessions), clock, tasks, drawn)
         static = _WholeFiles(directory=STATIC_DIRECTORY)
         routes: list[BaseRoute] = [Mount(STATIC_PATH, static, name="static")]

@@ -146,6 +146,8 @@ def _parse_endpoint(endpoint: str) -> tuple[str, int | None]:
         host, _, port_text = rest.partition(":")
     if not port_text:
         return host, None
-    if not port_text.isascii() or not port_text.isdigit() or not 0 < int(port_text) < 65536:
-        raise ConnectionStringError(f"The Endpoint's port {port_text!r} is not a port number.")
+    # Python refuses to convert thousands of digits, with an error of its own.
+    is_short = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
+    if not is_short or not 0 < int(port_text) < 65536:
+        raise ConnectionStringError(f"The Endpoint's port {port_text[:20]!r} is not a port number.")
     return host, int(port_text)

@@ -296,7 +296,8 @@ class DatabaseDeadLetters:
         details: dict[str, object],
     ) -> dict[str, object]:
         """Do the work in a thread, while the caller waits."""
-        if hub.name in self._runs:
+        key = hub.name.lower()  # an earlier hub of this name may have had other letters
+        if key in self._runs:
             raise ServerBusyError(
                 f"Another redrive or discard of {hub.name!r} runs.",
                 next_step="Wait for its end, and repeat this one.",
@@ -311,8 +312,8 @@ class DatabaseDeadLetters:
                 self._broker.audit.record(action, hub.name, new=new)
 
         def end() -> None:
-            if self._runs.get(hub.name) is run:
-                del self._runs[hub.name]
+            if self._runs.get(key) is run:
+                del self._runs[key]
             record()  # also what was committed after the caller had gone
 
         def whole(database: Database) -> None:
@@ -323,7 +324,7 @@ class DatabaseDeadLetters:
                 with suppress(RuntimeError):  # the loop is closed: the service has stopped
                     loop.call_soon_threadsafe(end, context=context)
 
-        self._runs[hub.name] = run
+        self._runs[key] = run
         try:
             async with self._turn(hub):
                 await self._database.count(whole)
@@ -347,7 +348,7 @@ class DatabaseDeadLetters:
                 retry_after_s=1.0,
             )
         self._in_progress[hub.name] += 1
-        work = self._work.setdefault(hub.name, asyncio.Semaphore(HUB_WORK_MAX))
+        work = self._work.setdefault(hub.name.lower(), asyncio.Semaphore(HUB_WORK_MAX))
         places = ExitStack()
         places.callback(self._leave, hub.name)
         try:

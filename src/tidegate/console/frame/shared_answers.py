@@ -26,6 +26,8 @@ class _Answer(Generic[T]):
     started_s: float
     ended_s: float | None = None
     is_whole: Callable[[T], bool] = lambda _: True
+    waiting: int = 0
+    """Callers that wait for it."""
 
     def is_kept(self, now_s: float, kept_s: float, work_share: int) -> bool:
         if self.ended_s is None:
@@ -48,13 +50,16 @@ class SharedAnswers(Generic[K, T]):
         kept_s: float,
         is_work_counted: bool = True,
         is_whole: Callable[[T], bool] = lambda _: True,
+        is_for_waiting: bool = False,
         tasks: TaskOwner | None = None,
     ) -> None:
         """kept_s: minimum seconds for which an answer is cached. is_work_counted: cache it for 10 times its
-        computing time if that is longer. is_whole: False: do not cache it, as an error. tasks: compute them;
-        None: its own.
+        computing time if that is longer. is_whole: False: do not cache it, as an error. is_for_waiting: stop
+        computing when the last caller that waits is cancelled; their number is the only limit then. tasks:
+        compute them; None: its own.
         """
         self._is_whole = is_whole
+        self._is_for_waiting = is_for_waiting
         self._is_work_counted = is_work_counted
         self._clock = clock
         self._kept_s = kept_s
@@ -73,7 +78,7 @@ class SharedAnswers(Generic[K, T]):
         now_s = self._clock.monotonic()
         answer = self._answers.get(key)
         if answer is None or not self._is_kept(answer, now_s):
-            if self._tasks.task_count >= _ANSWERS_MAX:
+            if self._tasks.task_count >= _ANSWERS_MAX and not self._is_for_waiting:
                 raise ServerBusyError(
                     f"{_ANSWERS_MAX} questions to the database wait for their answers, the most that the "
                     "console asks at once.",
@@ -86,13 +91,25 @@ class SharedAnswers(Generic[K, T]):
         self._answers.move_to_end(key)
         while len(self._answers) > _ANSWERS_MAX:
             self._answers.popitem(last=False)
-        done, _ = await asyncio.wait([answer.task], timeout=at_most_s)
+        answer.waiting += 1
+        try:
+            done, _ = await asyncio.wait([answer.task], timeout=at_most_s)
+        finally:
+            answer.waiting -= 1
+            if self._is_for_waiting and not answer.waiting and not answer.task.done():
+                answer.task.cancel()
+                self._forget(key, answer)
         if not done:
             return None
         result = answer.task.result()
         if isinstance(result, TidegateError):
             raise result
         return result
+
+    def _forget(self, key: K, answer: _Answer[T]) -> None:
+        """Let the next caller compute it again."""
+        if self._answers.get(key) is answer:
+            del self._answers[key]
 
     def forget(self) -> None:
         """Drop all answers, after a change."""
