@@ -7,8 +7,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,25 @@ from tidegate.gateway.administration.shapes import NewDeadLetter as NewPointer
 from tidegate.model.errors import DatabaseUnavailableError, ServerBusyError
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.position import EventPosition
+from tidegate.processor.handlers import PartitionContext, TransactionContext
+from tidegate.processor.lease import GroupKey, Lease
+from tidegate.processor.policies import FailureAction, FailurePolicy
 from tidegate.server import dead_letters
 from tidegate.server.app import TidegateServer
-from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter
+from tidegate.sql import (
+    ConsumerKey,
+    Database,
+    DeadLetterFilter,
+    DeadLetters,
+    DeadLetterStatus,
+    NewDeadLetter,
+    UnitOfWork,
+)
+from tidegate.sql.commit.transactions import SqlTransactions
 from tidegate.sql.core import dead_letter_rows
 from tidegate.sql.dead_letters import republish
 from tidegate.sql.dead_letters.pages import DeadLetterPages
+from tidegate.sql.handlers.forms import form_of
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
 from tidegate.transport.tasks import TaskOwner
@@ -153,7 +167,7 @@ def test_the_copy_is_the_event(service: HubService, hub: str, root: Client) -> N
     where = "0" if not service.call(lambda server: _is_empty(server, hub, "0")) else "1"
     root.ask("POST", _path(hub), _pointers(0, partition_id=where))
     (line,) = root.ask("GET", _path(hub)).value["dead_letters"]
-    assert line["partition_key"] == "a"
+    assert line["partition_key"] is None  # it parks no key
     assert root.ask("POST", _path(hub, "redrive"), {}).value == {"closed": 1, "is_complete": True}
     before, after = _read(service, hub, 2, where)
     assert (before.body, after.body, after.properties) == (b"\x00\xff", b"\x00\xff", {"n": 1})
@@ -262,13 +276,12 @@ def test_too_many_open_ones_are_refused(
 
 
 def test_an_event_is_not_decoded() -> None:
-    """Protects all hubs, which share the threads: a body of a million values takes a second. Its key is kept,
-    though the body cannot be decoded."""
+    """Protects all hubs, which share the threads: a body of a million values takes a second."""
     key = b"\x00\x53\x72" + encode_value({Symbol("x-opt-partition-key"): "k"})
     garbled = b"\x00\x53\x77\xd0\x00\x00\x00\x05\x00\x00\x00\x01\x30"
     failed = dead_letters._Failed(NewPointer("0", 5, "broken"), 7, key + garbled)
     letter = failed.letter()
-    assert (letter.partition_key, letter.payload, letter.offset) == ("k", key + garbled, "5")
+    assert (letter.partition_key, letter.payload, letter.offset) == (None, key + garbled, "5")
 
 
 def test_large_events_are_written_in_several_transactions(
@@ -289,6 +302,73 @@ def test_large_events_are_written_in_several_transactions(
     _send(service, hub, *[b"x" * 600] * 5)
     assert root.ask("POST", _path(hub), _pointers(*range(5))).value["added"] == 5
     assert sizes == [2, 2, 1]
+
+
+# --- beside a pipeline of the same group ------------------------------------------------------------------
+
+
+def _process(database: Database, hub: str, events: list[ReceivedEvent], *, bad: int | None = None) -> int:
+    """One batch of a host that parks keys and fails for one event; returns how many were processed."""
+
+    def handle(context: TransactionContext, batch: Sequence[ReceivedEvent]) -> None:
+        if any(event.sequence_number == bad for event in batch):
+            raise ValueError("a bug")
+
+    lease = Lease("0", "host-1", 1, None, database.clock.now_utc(), "")
+    transactions = SqlTransactions(
+        database,
+        ConsumerKey(hub),
+        lease,
+        form_of(handle),
+        PartitionContext(GroupKey("localhost", hub, "$Default"), hub, "$Default", lease),
+        policy=FailurePolicy(FailureAction.PARK_KEY),
+        event_hub_created_at_ms=None,
+    )
+    start, until = events[0].sequence_number, events[-1].sequence_number + 1
+    done = transactions.process(events, start_sequence_number=start, until_sequence_number=until)
+    outcome = asyncio.run(done)
+    transactions.close()
+    return outcome.processed
+
+
+def test_a_listener_parks_no_key(service: HubService, database: Database) -> None:
+    """Protects handlers that park keys: with Listen alone, anyone could hold back every later event."""
+    hub = service.create_hub(partition_count=1)
+    _send(service, hub, *[b"x"] * 4, key="a")
+    events = _read(service, hub, 4)
+    assert _process(database, hub, events[:2]) == 2
+    assert _client(service, hub, Claim.LISTEN).ask("POST", _path(hub), _pointers(0)).value["added"] == 1
+    assert _process(database, hub, events[2:]) == 2
+    assert [each.sequence_number for each in DeadLetters(database).list(DeadLetterFilter(event_hub=hub))] == [
+        0
+    ]
+
+
+def test_a_listener_reopens_no_dead_letter_of_a_handler(service: HubService, database: Database) -> None:
+    """It keeps its name and reason, and is not run again after a redrive with success; the answer says so."""
+    hub = service.create_hub(partition_count=1)
+    _send(service, hub, *[b"x"] * 3, key="a")
+    events = _read(service, hub, 3)
+    assert _process(database, hub, events[:1], bad=0) == 0
+    letters, listener = DeadLetters(database), _client(service, hub, Claim.LISTEN)
+    before = letters.show(ConsumerKey(hub), "0", 0)
+    assert listener.ask("POST", _path(hub), _pointers(0)).value["already_open"] == 1
+    assert letters.show(ConsumerKey(hub), "0", 0) == before
+    for status, word in ((DeadLetterStatus.REDRIVEN, "redriven"), (DeadLetterStatus.DISCARDED, "discarded")):
+        with UnitOfWork(database, ConsumerKey(hub)) as unit:
+            dead_letter_rows.close_letters(unit, "0", [0], status, actor="a test")
+        refused = listener.ask("POST", _path(hub), _pointers(0, 1))
+        assert (refused.status, f"of event 0 of partition 0, which was {word}" in refused.message) == (
+            409,
+            True,
+        )
+        assert letters.show(ConsumerKey(hub), "0", 0) == replace(before, status=status)
+    assert listener.ask("POST", _path(hub), _pointers(1)).value["added"] == 1
+    (added,) = listener.ask("GET", _path(hub)).value["dead_letters"]
+    assert (added["sequence_number"], added["pipeline"], added["partition_key"]) == (1, "", None)
+    # What the handler then fails for is the handler's.
+    assert _process(database, hub, events[1:2], bad=1) == 0
+    assert letters.show(ConsumerKey(hub), "0", 1).pipeline == "handle"
 
 
 # --- redriving and discarding -----------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from tidegate.sql import (
     audit_table,
     process_partition_batch,
 )
+from tidegate.sql.dead_letters.republish import add_once
 
 CREATED_AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 CREATED_AT_MS = int(CREATED_AT.timestamp() * 1000)
@@ -153,6 +154,20 @@ def test_every_kind_of_wrong_is_named(database: Database) -> None:
     ]
     assert audit.strays == (StrayRows(None, 1), StrayRows("0", 1), StrayRows("5", 1))
     assert not audit.is_sound(allowed=frozenset(FindingKind))
+
+
+def test_dead_letters_of_listeners_neither_spoil_nor_hide(database: Database) -> None:
+    """Who may Listen adds some over HTTP: of events with a row, of a lost one, before the first, beyond."""
+    _advance(database, 10, dead=[4])
+    _fill(database, [(number, 0) for number in (2, 3, 5, 6, 8, 9)])
+    letters = [
+        NewDeadLetter(number, str(number), CREATED_AT_MS, "E", "added") for number in (0, 1, 2, 7, 8, 12)
+    ]
+    limits = {"open_max": 99, "event_hub_created_at_ms": CREATED_AT_MS}
+    assert add_once(database, CONSUMER, "0", letters, **limits) == 6
+    (partition,) = _audit_loose(database, LogBounds([(0, 20)]), is_first_row_start=True).partitions
+    assert (partition.start_sequence_number, partition.dead_letters_open) == (2, 1)
+    assert _findings(partition) == [(FindingKind.GAP, 7, 8)]
 
 
 def test_where_retention_took_the_events_the_table_alone_tells(database: Database) -> None:

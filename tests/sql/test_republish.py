@@ -9,7 +9,15 @@ from threading import Barrier, Thread
 import pytest
 
 from tidegate.model.errors import QuotaExceededError
-from tidegate.sql import ConsumerKey, Database, DeadLetterFilter, DeadLetters, DeadLetterStatus, NewDeadLetter
+from tidegate.sql import (
+    ConsumerKey,
+    Database,
+    DeadLetterFilter,
+    DeadLetters,
+    DeadLetterStatus,
+    NewDeadLetter,
+    UnitOfWork,
+)
 from tidegate.sql.dead_letters.republish import add_once, republish_next
 
 CONSUMER = ConsumerKey("orders", "reports")
@@ -71,6 +79,23 @@ def test_those_of_an_earlier_hub_of_the_name_do_not_count(database: Database) ->
     assert add_once(database, CONSUMER, "0", later, **limits) == 3
     with pytest.raises(QuotaExceededError):
         add_once(database, CONSUMER, "1", [replace(_letter(7), enqueued_time_ms=9_000)], **limits)
+
+
+def test_a_handlers_dead_letter_that_is_being_committed_stays(database: Database) -> None:
+    """An addition waits for the batch that writes it, under the checkpoint's lock, and finds it open."""
+    with UnitOfWork(database, CONSUMER) as unit:
+        unit.lock("0")
+    answers: list[int] = []
+    adding = Thread(target=lambda: answers.append(_add(database, 1)))
+    with UnitOfWork(database, CONSUMER, pipeline_name="live") as unit:
+        unit.lock("0")
+        adding.start()
+        adding.join(0.3)
+        unit.add_dead_letters("0", [_letter(1)])
+        adding.join(0.3)
+    adding.join()
+    (found,) = DeadLetters(database).list()
+    assert (answers, found.pipeline, found.attempts) == ([0], "live", 1)
 
 
 def test_no_more_open_ones_than_allowed(database: Database) -> None:

@@ -24,7 +24,6 @@ from tidegate.wire.batch import (
     BatchSections,
     batch_envelope,
     iter_events,
-    partition_key_in,
     split_lone,
     split_message,
     unwrap,
@@ -243,17 +242,6 @@ def test_a_single_message_becomes_one_section() -> None:
     assert sections.partition_key == "k"
     assert list(sections.lengths) == [len(sections.payload)]
     assert unwrap(sections.payload) == payload
-
-
-def test_a_key_is_found_without_the_rest() -> None:
-    """Protects who needs the key alone: a body of a million values takes a second to decode, and this one
-    cannot be."""
-    section = b"\x00\x53\x72" + encode_value({Symbol("x-opt-partition-key"): "k"})
-    garbled = b"\x00\x53\x77\xd0\x00\x00\x00\x05\x00\x00\x00\x01\x30"
-    assert partition_key_in(section + garbled) == "k"
-    number = b"\x00\x53\x72" + encode_value({Symbol("x-opt-partition-key"): 1})
-    for keyless in (b"", garbled, b"x", number, section[:-1], b"\x00\x53\x72\x30"):
-        assert partition_key_in(keyless) is None
 
 
 def test_an_events_numbers_are_looked_for_at_its_beginning() -> None:

@@ -45,9 +45,10 @@ from tidegate.sql import (
     DeadLetterStatus,
     NewDeadLetter,
 )
+from tidegate.sql.core.values import OVER_HTTP
 from tidegate.sql.dead_letters.pages import DeadLetterLine, DeadLetterPages
 from tidegate.sql.dead_letters.republish import add_once, republish_next
-from tidegate.wire.batch import partition_key_in, wrap_event
+from tidegate.wire.batch import wrap_event
 
 REQUESTS_MAX: Final = 32
 """Requests in progress, of all event hubs (our choice). A hub has no more than it leaves to others."""
@@ -88,7 +89,10 @@ class _Failed:
     encoded: bytes
 
     def letter(self) -> NewDeadLetter:
-        """Its dead letter, with a copy. The event is not decoded: that can take seconds."""
+        """Its dead letter, with a copy. The event is not decoded: that can take seconds.
+
+        It has no partition key, so a handler that parks keys never waits for it; the copy has the key.
+        """
         pointer = self.pointer
         return NewDeadLetter(
             pointer.sequence_number,
@@ -97,8 +101,7 @@ class _Failed:
             pointer.error_type,
             pointer.reason,
             pointer.traceback,
-            partition_key_in(self.encoded),
-            self.encoded,
+            payload=self.encoded,
         )
 
 
@@ -410,7 +413,7 @@ def _row_of(line: DeadLetterLine) -> dict[str, object]:
         "error_type": line.error_type,
         "reason": line.reason,
         "partition_key": line.partition_key,
-        "pipeline": line.pipeline,
+        "pipeline": "" if line.pipeline == OVER_HTTP else line.pipeline,
     }
 
 

@@ -334,19 +334,6 @@ def _event_numbers(event: Buffer) -> tuple[int | None, int | None, int | None]:
     return None, None, None
 
 
-def partition_key_in(message: Buffer) -> str | None:
-    """The partition key of an encoded message, of which only the annotations are decoded; None: it has none,
-    or is invalid."""
-    try:
-        for code, _, value_start, end in iter_sections(message):
-            if code == MESSAGE_ANNOTATIONS:
-                key = decode_annotations(message, value_start, end).get(PARTITION_KEY)
-                return key if isinstance(key, str) else None
-    except DecodeError:
-        pass
-    return None
-
-
 def decode_annotations(payload: Buffer, value_start: int, end: int) -> dict[object, object]:
     """The value of a section of message annotations. Raises DecodeError if it is invalid or large."""
     if end - value_start > ANNOTATIONS_BYTES_MAX:

@@ -75,8 +75,8 @@ def audit(
     lists, per partition and as half-open ranges of sequence numbers: gaps (neither row nor dead letter),
     duplicates (more than one row), rows with an open dead letter, rows and dead letters beyond the
     checkpoint, and events before the checkpoint that the log does not have yet (the log is older than the
-    checkpoint). Stray rows have no sequence number, or a partition that the hub does not have. --limit limits
-    the lists, not the counts.
+    checkpoint). Stray rows have no sequence number, or a partition that the hub does not have. Dead letters
+    that were added over HTTP do not count. --limit limits the lists, not the counts.
 
     The audit starts at the beginning of each partition's log, or at the table's first row if retention has
     already removed that event. If a handler returns no row for some events, use --allow-gaps. Everything is

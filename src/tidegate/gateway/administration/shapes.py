@@ -340,7 +340,7 @@ class DeadLetter(EventPointer):
     last_failed_at: Annotated[str, _says("ISO 8601, UTC.")]
     error_type: Annotated[str, _says("As given when it was added.")]
     reason: Annotated[str, _says("As given when it was added.")]
-    partition_key: Annotated[str | None, _says("The event's; null: it has none.")]
+    partition_key: Annotated[str | None, _says("The event's, if a pipeline or host wrote it; null: none.")]
     pipeline: Annotated[
         str, _says("The Tidegate pipeline that wrote it, whose redrive runs it; empty: none.")
     ]

@@ -18,7 +18,7 @@ from tidegate.model.errors import DatabaseError
 from tidegate.sql.core.dialects import DIALECTS
 from tidegate.sql.core.dialects.mariadb import COLLATION
 from tidegate.sql.core.dialects.mssql import name_type, words_type
-from tidegate.sql.core.values import KEY_CHARACTERS_MAX, ConsumerKey
+from tidegate.sql.core.values import KEY_CHARACTERS_MAX, OVER_HTTP, ConsumerKey
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):
@@ -287,6 +287,11 @@ def of_consumer(
     row = table.c
     mine = sa.and_(row.event_hub == consumer.event_hub, row.consumer_group == consumer.consumer_group)
     return mine if partition_id is None else sa.and_(mine, row.partition_id == partition_id)
+
+
+def letters_of_handlers(consumer: ConsumerKey, partition_id: str | None = None) -> sa.ColumnElement[bool]:
+    """The condition for a consumer's dead letters without those added over HTTP; partition_id: as above."""
+    return sa.and_(of_consumer(dead_letter, consumer, partition_id), dead_letter.c.pipeline != OVER_HTTP)
 
 
 def in_partition_order(table: sa.Table) -> tuple[sa.ColumnElement[object], ...]:

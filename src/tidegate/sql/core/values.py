@@ -31,6 +31,11 @@ KEY_CHARACTERS_MAX: Final = 256
 takes 2,704 bytes, three names included (our choice: twice what the service allows for batches)."""
 
 
+OVER_HTTP: Final = "(over HTTP)"
+"""Stands for a pipeline's name in dead letters that were added over HTTP. For that Listen is enough, so they
+count for nothing that a handler's own dead letters decide: they park no key, and no audit expects them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerKey:
     """A consumer: an event hub and a consumer group, in the spelling in which keys are stored.
@@ -214,7 +219,7 @@ class DeadLetter:
     first_failed_at: datetime
     last_failed_at: datetime
     pipeline: str
-    """Name of the pipeline that wrote it; empty if there was none."""
+    """Name of the pipeline or handler that wrote it; empty: none. ``(over HTTP)``: it was added that way."""
 
 
 @dataclass(frozen=True, slots=True)

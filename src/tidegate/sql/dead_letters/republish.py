@@ -12,13 +12,20 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import func, select
 
-from tidegate.model.errors import QuotaExceededError
+from tidegate.model.errors import AlreadyExistsError, QuotaExceededError
+from tidegate.sql.core.checkpoint_rows import CheckpointRows
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_rows import close_letters, conditions_of, lock_open
 from tidegate.sql.core.parked_keys import is_open
-from tidegate.sql.core.schema import dead_letter, in_partition_order, of_consumer
+from tidegate.sql.core.schema import dead_letter, in_partition_order, letters_of_handlers, of_consumer
 from tidegate.sql.core.unit_of_work import UnitOfWork
-from tidegate.sql.core.values import ConsumerKey, DeadLetterFilter, DeadLetterStatus, NewDeadLetter
+from tidegate.sql.core.values import (
+    OVER_HTTP,
+    ConsumerKey,
+    DeadLetterFilter,
+    DeadLetterStatus,
+    NewDeadLetter,
+)
 
 Publish = Callable[[str, Sequence[bytes]], None]
 """Stores encoded events in a partition, in order; returns once they are durable."""
@@ -35,15 +42,20 @@ def add_once(
 ) -> int:
     """Write those that are not open yet, in one transaction; returns how many.
 
-    A closed one is reopened with one more attempt. letters: of different events. Raises QuotaExceededError,
-    and writes none, if the consumer would have more than ``open_max`` open. event_hub_created_at_ms: those of
-    an earlier hub of this name do not count, as who uses the hub now can neither see nor close them.
+    A closed one that was added here is reopened with one more attempt. letters: of different events.
+    event_hub_created_at_ms: those of an earlier hub of this name do not count, as who uses the hub now can
+    neither see nor close them. Writes none and raises AlreadyExistsError for an event of which a handler's
+    dead letter is closed (reopened, a redrive would process it again), and QuotaExceededError if the consumer
+    would have more than ``open_max`` open.
     """
     times_ms = {letter.sequence_number: letter.enqueued_time_ms for letter in letters}
-    unit = UnitOfWork(database, consumer)
+    unit = UnitOfWork(database, consumer, pipeline_name=OVER_HTTP)
     with unit, unit.translating("adding dead letters"):
+        # Handlers write theirs under this lock: none appears between the look and the writing.
+        CheckpointRows(consumer, database.clock).lock_existing(unit.connection, [partition_id])
         known = set(lock_open(unit, partition_id, times_ms))
         new = [letter for letter in letters if letter.sequence_number not in known]
+        _refuse_closed(unit, partition_id, new)
         room = open_max - len(new)
         some = select(dead_letter.c.sequence_number).where(
             of_consumer(dead_letter, consumer),
@@ -57,6 +69,26 @@ def add_once(
                 next_step="Redrive or discard some. If every event fails, stop the consumer instead.",
             )
         return unit.add_dead_letters(partition_id, new)
+
+
+def _refuse_closed(unit: UnitOfWork, partition_id: str, letters: Sequence[NewDeadLetter]) -> None:
+    """Raises AlreadyExistsError if a handler's dead letter of one of these events, none open, is there."""
+    if not letters:
+        return
+    times_ms = {letter.sequence_number: letter.enqueued_time_ms for letter in letters}
+    row = dead_letter.c
+    statement = (
+        select(row.sequence_number, row.enqueued_time_ms, row.status)
+        .where(letters_of_handlers(unit.consumer, partition_id), row.sequence_number.in_(times_ms))
+        .order_by(row.sequence_number)
+    )
+    for number, time_ms, status in unit.connection.execute(statement):
+        if time_ms == times_ms[number]:
+            raise AlreadyExistsError(
+                f"A pipeline or host of {unit.consumer} has a dead letter of event {number} of partition "
+                f"{partition_id}, which was {status}.",
+                next_step="Give this consumer a consumer group of its own.",
+            )
 
 
 def republish_next(
@@ -80,7 +112,7 @@ def republish_next(
     candidates = (
         select(row.partition_id, row.sequence_number, row.enqueued_time_ms, size)
         .where(*conditions_of(filter), of_consumer(dead_letter, consumer), is_open())
-        .where(row.pipeline == "", row.payload.is_not(None))
+        .where(row.pipeline.in_(("", OVER_HTTP)), row.payload.is_not(None))
         .order_by(*in_partition_order(dead_letter), row.sequence_number)
         .limit(events_max)
     )

@@ -10,7 +10,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Table, and_, inspect, 
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.sql.core.dialects import dialect_of
-from tidegate.sql.core.schema import dead_letter, of_consumer
+from tidegate.sql.core.schema import dead_letter, letters_of_handlers
 from tidegate.sql.core.values import ConsumerKey, DeadLetterStatus
 from tidegate.sql.shadows.comparing import Comparison, Page, RowValues, compare_rows
 from tidegate.sql.shadows.shadow import Shadow, ShadowPosition, check_positions, read_positions
@@ -33,7 +33,8 @@ class ShadowDifference:
     only_shadow: tuple[str, ...]
     rows: Comparison
     dead_letters: Comparison
-    """Open ones: the key is partition and sequence number, the values are error type and reason."""
+    """Open ones, without those added over HTTP. Key: partition and sequence number; values: error type and
+    reason."""
 
     @property
     def is_equal(self) -> bool:
@@ -98,7 +99,7 @@ def _pages(connection: Connection, table: Table, key: Sequence[str], columns: Se
 
 def _letters(connection: Connection, consumer: ConsumerKey) -> Page:
     row = dead_letter.c
-    mine = and_(of_consumer(dead_letter, consumer), row.status == DeadLetterStatus.OPEN.value)
+    mine = and_(letters_of_handlers(consumer), row.status == DeadLetterStatus.OPEN.value)
     return _page_of(connection, [row[name] for name in _LETTER_COLUMNS], len(_LETTER_KEY), mine)
 
 
