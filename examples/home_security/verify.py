@@ -245,7 +245,7 @@ def recompute(connection_string: str) -> Recomputation:
         for partition in consumer.get_all_partition_properties():
             numbers = range(partition.begin_sequence_number, partition.next_sequence_number)
             for event in consumer.read_events(EVENT_HUB, partition.partition_id, numbers):
-                recomputation.add(
-                    partition.partition_id, event.sequence_number, event.partition_key, event.body
-                )
+                # As in Spark's table, where what is not an AMQP message has no body.
+                body = event.body if event.decode_error is None else b""
+                recomputation.add(partition.partition_id, event.sequence_number, event.partition_key, body)
     return recomputation

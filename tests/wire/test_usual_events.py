@@ -207,7 +207,7 @@ def test_received_events(events: list[EventData]) -> None:
 
 
 def _slots(event: ReceivedEvent) -> list[object]:
-    return [getattr(event, name) for name in ReceivedEvent.__slots__]
+    return [getattr(event, name, None) for name in ReceivedEvent.__slots__]
 
 
 def test_the_garbage_collector_does_not_visit_them() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError
 from tidegate.model.times import time_of
 
 VISIBLE_CONTROLS: Final = {
@@ -106,6 +106,11 @@ class ReceivedEvent:
 
     Reading its position (sequence number, offset, enqueued time) costs nothing. ``body`` alone decodes only
     the body; the first use of ``properties``, ``partition_key`` or ``contents`` decodes everything, once.
+
+    Any AMQP client may send bytes that are not an AMQP message. Nothing raises for such an event: it has no
+    properties and no key, its body is all its bytes if they hold none, and ``decode_error`` says why. In a
+    transactional handler or a pipeline, everything but ``decode_error`` raises RemoteProtocolError, and the
+    event becomes a dead letter with that reason.
     """
 
     __slots__ = (
@@ -114,11 +119,14 @@ class ReceivedEvent:
         "_decode",
         "_decode_body",
         "_encoded",
+        "_is_strict",
         "enqueued_time_ms",
         "offset",
         "partition_id",
         "sequence_number",
     )
+
+    _is_strict: bool
 
     def __init__(
         self,
@@ -159,8 +167,8 @@ class ReceivedEvent:
         """The encoded event; None once its contents are decoded, or if it was created from contents."""
         return self._encoded
 
-    @property
-    def contents(self) -> EventContents:
+    def decode(self) -> EventContents:
+        """Decode everything, once. Raises RemoteProtocolError if the event is not an AMQP message."""
         contents = self._contents
         if contents is None:
             assert self._decode is not None
@@ -170,15 +178,42 @@ class ReceivedEvent:
         return contents
 
     @property
+    def decode_error(self) -> str | None:
+        """Why the event is not an AMQP message; None: it is one. Decodes everything, once."""
+        try:
+            self.decode()
+        except RemoteProtocolError as error:
+            return error.message
+        return None
+
+    @property
+    def contents(self) -> EventContents:
+        contents = self._contents
+        if contents is None:
+            try:
+                contents = self.decode()
+            except RemoteProtocolError:
+                if getattr(self, "_is_strict", False):  # no constructor sets it
+                    raise
+                contents = EventContents(self.body)
+        return contents
+
+    @property
     def body(self) -> bytes:
         body = self._body
         if body is None:
-            if self._contents is None and self._decode_body is not None:
+            try:
+                if self._contents is None and self._decode_body is not None:
+                    assert self._encoded is not None
+                    found = self._decode_body(self._encoded)
+                    body = found if isinstance(found, bytes) else bytes(found)
+                else:
+                    body = self.decode().body
+            except RemoteProtocolError:
+                if getattr(self, "_is_strict", False):  # no constructor sets it
+                    raise
                 assert self._encoded is not None
-                found = self._decode_body(self._encoded)
-                body = found if isinstance(found, bytes) else bytes(found)
-            else:
-                body = self.contents.body
+                return bytes(self._encoded)
             self._body = body
         return body
 
@@ -198,3 +233,12 @@ class ReceivedEvent:
             f"<ReceivedEvent partition={self.partition_id} sequence_number={self.sequence_number} "
             f"offset={self.offset} enqueued={self.enqueued_time.isoformat()}>"
         )
+
+
+def refuse_undecodable(events: Iterable[ReceivedEvent]) -> None:
+    """From here on, contents of those that are not AMQP messages raise RemoteProtocolError.
+
+    For handlers whose failed events become dead letters: bytes of any kind must not pass for a body.
+    """
+    for event in events:
+        event._is_strict = True

@@ -65,7 +65,7 @@ class FailedEvent:
     def contents(self) -> EventContents:
         """The event's contents; empty if its bytes cannot be decoded, but its place is known."""
         try:
-            return self.event.contents
+            return self.event.decode()
         except Exception:  # whatever is wrong with the bytes, the pointer is still valid
             return EventContents(b"")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from string import Formatter
 from typing import Final, cast
 
-from tidegate.amqp.errors import DecodeError
 from tidegate.cli.events.records import COLUMNS, event_record, remark_undecodable, shown_property
 from tidegate.cli.shell.render import cell_text, csv_text
 from tidegate.model.errors import InvalidArgumentError
@@ -50,10 +49,7 @@ class EventFilter:
 
     def accepts(self, event: ReceivedEvent) -> bool:
         """Whether the event meets all; one that is not a valid AMQP message does not."""
-        try:
-            return self._accepts(event)
-        except DecodeError:
-            return False
+        return self._accepts(event) and event.decode_error is None
 
     def _accepts(self, event: ReceivedEvent) -> bool:
         if self.text is not None and self.text.encode() not in event.body:

@@ -101,7 +101,7 @@ def event_record(event: ReceivedEvent) -> Record:
     }
     encoded = event.encoded  # until the contents are decoded
     try:
-        contents = event.contents
+        contents = event.decode()
         types = _types(contents.properties, encoded) if contents.properties else {}
     except DecodeError as error:
         assert encoded is not None

@@ -18,7 +18,7 @@ from tidegate.cli.shell.progress import ProgressBar, no_bar
 from tidegate.cli.shell.render import Output, counted, remark, visible_lines
 from tidegate.cli.shell.stream_lines import until_reader_goes
 from tidegate.client import EventHubConsumer, PartitionEnds
-from tidegate.model.events import ReceivedEvent
+from tidegate.model.events import ReceivedEvent, refuse_undecodable
 from tidegate.model.hub_properties import no_partition
 from tidegate.model.position import EventPosition, PositionKind
 
@@ -204,6 +204,7 @@ class BodyWriter:
 
     def write(self, events: Sequence[ReceivedEvent]) -> None:
         """Write bodies, and flush them to the reader of a pipe."""
+        refuse_undecodable(events)
         lines = b"".join(_body(event) + b"\n" for event in events)
         if self._is_shown:
             lines = visible_lines(lines.decode(errors="replace")).encode()

@@ -151,7 +151,7 @@ def place_of(event: ReceivedEvent, *, is_payload_copied: bool = False) -> EventP
     partition_key: str | None = None
     payload: bytes | None = None
     try:
-        contents = event.contents
+        contents = event.decode()
         partition_key = contents.partition_key
         if is_payload_copied:
             payload = encode_contents(event)
@@ -161,8 +161,8 @@ def place_of(event: ReceivedEvent, *, is_payload_copied: bool = False) -> EventP
 
 
 def encode_contents(event: ReceivedEvent) -> bytes:
-    """The event as an encoded message, for a copy that outlives the log."""
-    contents = event.contents
+    """The event as an encoded message, for a copy that outlives the log. Raises RemoteProtocolError."""
+    contents = event.decode()
     data = EventData(
         body=contents.body,
         properties=contents.properties,

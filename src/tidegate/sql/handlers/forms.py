@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidegate.model.errors import InvalidArgumentError
-from tidegate.model.events import ReceivedEvent
+from tidegate.model.events import ReceivedEvent, refuse_undecodable
 from tidegate.processor.handlers import function_of
 from tidegate.processor.policies import FailurePolicy
 from tidegate.sql.core.unit_of_work import UnitOfWork
@@ -63,6 +63,7 @@ def _calls_of(handler: object) -> RunEvents:
     function = function_of(handler, is_transactional=True)
 
     def run(unit: UnitOfWork, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
+        refuse_undecodable(events)
         result = function(call, events)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 from sqlalchemy import Table
 
 from tidegate.model.clock import Clock
-from tidegate.model.events import ReceivedEvent
+from tidegate.model.events import ReceivedEvent, refuse_undecodable
 from tidegate.sql.core.values import PartitionRows
 from tidegate.sql.handlers.dataclass_tables import is_row, mapping_of
 from tidegate.sql.handlers.pipeline import Handler, Pipeline
@@ -82,6 +82,7 @@ def handle_events(
         return [*outcome.groups]
     handler = cast(Handler, pipeline.handler)
     shapes = _Shapes(pipeline.table)
+    refuse_undecodable(events)
     for event in events:
         try:
             result = handler(event)
