@@ -390,6 +390,7 @@ def test_addresses_that_name_no_pipeline(
 
 @pytest.mark.spark
 @pytest.mark.programs
+@pytest.mark.repeats
 @pytest.mark.timeout(300)
 def test_a_replay_begins_in_captured_files_and_goes_on_live(
     tmp_path: Path, hub_service: HubService, environment: dict[str, str]

@@ -88,7 +88,7 @@ class _Unlucky:
 
 
 @pytest.mark.programs
-@ci_has("database_url", "postgresql", "sqlite", "mariadb", *SQL_SERVERS)
+@ci_has("database_url", "sqlite", "postgresql", "mariadb", *SQL_SERVERS)
 def test_a_function_over_batches_is_exactly_once(
     spark: SparkSession, hub_service: HubService, database_url: str, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
         ("partitions", "postgresql"),
         pytest.param("aggregates", "postgresql", marks=pytest.mark.repeats),
         pytest.param("partitions", "mariadb", marks=pytest.mark.repeats),
-        ("aggregates", "mariadb"),
+        pytest.param("aggregates", "mariadb", marks=pytest.mark.repeats),
     ],
 )
 def test_faults_leave_each_event_once(spark_cluster: SparkCluster, work: str, database: str) -> None:
