@@ -320,6 +320,23 @@ def test_pieces_of_a_delivery_do_not_keep_reads_alive() -> None:
     assert receiver.is_open
 
 
+def test_a_link_keeps_nothing_of_deliveries_that_were_taken() -> None:
+    """Protects memory: each of thousands of links would hold a megabyte, which no account counts."""
+    pair = EnginePair()
+    _, receiver = pair.attach_sender(pair.open())
+    frame = encode_frame(0, encode_performative(Transfer(0, 0, b"t", 0, True)) + bytes(10_000))
+    tracemalloc.start()
+    pair.server.receive_data(frame, now=0.0)
+    event = pair.server.next_event()
+    while not isinstance(event, DeliveriesReceived):
+        event = pair.server.next_event()
+    del event
+    ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/tidegate/amqp/*")])
+    tracemalloc.stop()
+    assert sum(trace.size for trace in ours.traces) < 10_000
+    assert receiver.is_open
+
+
 def test_what_all_links_keep_of_deliveries_is_bounded() -> None:
     """Protects memory: many links with half a message each end the connection; ended ones do not count."""
     pair = EnginePair(

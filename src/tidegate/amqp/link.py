@@ -240,7 +240,6 @@ class ReceiverLink(Link):
         self.is_one_by_one = False
         """Whether each delivery is reported as a separate event, because each is much work for the owner."""
         self._bytes_max = session.message_bytes_max
-        self._group: DeliveriesReceived | None = None
         self._partial = bytearray()
         self._first: IncomingTransfer | None = None
         self._is_settled = False
@@ -344,12 +343,12 @@ class ReceiverLink(Link):
         if self.is_one_by_one:
             events.extend(DeliveriesReceived(self, [delivery]) for delivery in deliveries)
             return
-        group = self._group
-        if group is not None and events and events[-1] is group:
-            group.deliveries.extend(deliveries)
+        # The link does not keep the event: it would hold the payloads until its next delivery.
+        last = events[-1] if events else None
+        if isinstance(last, DeliveriesReceived) and last.link is self:
+            last.deliveries.extend(deliveries)
         else:
-            self._group = DeliveriesReceived(self, deliveries)
-            events.append(self._group)
+            events.append(DeliveriesReceived(self, deliveries))
 
     def _count_deliveries(self, count: int) -> None:
         self.delivery_count = (self.delivery_count + count) & SERIAL_MASK
@@ -392,7 +391,6 @@ class ReceiverLink(Link):
     def end(self, error: Error | None, *, closed: bool) -> None:
         """See ``Link``; drops an incomplete delivery."""
         self._drop_partial()
-        self._group = None
         super().end(error, closed=closed)
 
     def _send_detach(self, error: Error | None, *, closed: bool) -> None:
