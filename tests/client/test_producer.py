@@ -293,6 +293,36 @@ async def test_several_batches_are_in_flight_where_they_are_numbered(idempotent_
     assert len(service.partitions[0].events) == 6
 
 
+async def test_partitions_write_in_turns() -> None:
+    """Woken together, all would put their batches into the stream's queue, which each write copies."""
+    async with (
+        FakeService(partition_count=64, capabilities=IDEMPOTENT) as service,
+        _producer(service) as producer,
+    ):
+        await asyncio.gather(*(producer.send(_events(1), partition_id=str(each)) for each in range(64)))
+        assert service._server is not None
+        drivers = list(service._server.drivers)
+        for driver in drivers:
+            driver.pause_reading()
+        authorized = await producer._connector.connected()
+        assert authorized.connection._driver is not None
+        stream = authorized.connection._driver._stream
+        assert stream is not None
+        sends = asyncio.gather(
+            *(producer.send(EventData(bytes(200_000)), partition_id=str(each)) for each in range(64))
+        )
+        await until(lambda: not stream.is_writable)
+        most = stream.held_bytes
+        for driver in drivers:
+            driver.resume_reading()
+        while not sends.done():
+            await asyncio.sleep(0)
+            most = max(most, stream.held_bytes)
+        await sends
+    assert most < 1_000_000
+    assert all(len(partition.events) == 2 for partition in service.partitions)
+
+
 async def test_a_service_that_forgot_the_producer_is_told_anew(idempotent_service: FakeService) -> None:
     """Out-of-order on a batch that was never tried before starts over with a new producer id."""
     service = idempotent_service

@@ -89,6 +89,9 @@ class LiveConnection:
         self._sessions: dict[Link, Session] = {}
         self._failure: TidegateError | None = None
         self._over = asyncio.Event()
+        self._write_turn = asyncio.Lock()
+        """Held by the first of those that wait for the socket: woken together, the senders of a thousand
+        partitions would all write before it is seen to be full again."""
 
     @classmethod
     async def open(cls, namespace: Namespace, clock: Clock) -> LiveConnection:
@@ -213,18 +216,24 @@ class LiveConnection:
     @property
     def is_writable(self) -> bool:
         """Whether ``wait_writable`` would return at once."""
-        return self._failure is None and self._driver is not None and self._driver.is_writable
+        if self._failure is not None or self._driver is None or self._write_turn.locked():
+            return False
+        return self._driver.is_writable
 
     async def wait_writable(self) -> None:
-        """Return once the socket is writable. Raises the reason if the connection has ended."""
-        if self._driver is not None:
-            try:
-                await self._driver.wait_writable()
-            except TidegateError as error:
-                # The driver only knows that the connection was closed; the reason is known here.
-                raise self._failure or error from error
-        if self._failure is not None:
-            raise self._failure
+        """Return once the socket is writable, in the order of the calls; the caller may then write once.
+
+        Raises the reason if the connection has ended.
+        """
+        async with self._write_turn:
+            if self._driver is not None:
+                try:
+                    await self._driver.wait_writable()
+                except TidegateError as error:
+                    # The driver only knows that the connection was closed; the reason is known here.
+                    raise self._failure or error from error
+            if self._failure is not None:
+                raise self._failure
 
     async def wait_over(self) -> None:
         """Return once the connection has ended."""

@@ -198,14 +198,14 @@ class PartitionSender(LinkHandler):
             if self._failure is not None and not self._is_undecided_before_refused():
                 raise self._failure
             self._changed.clear()
-            has_sent = self._failure is None and self._send_some()
-            if has_sent:
+            is_writable = self._connection.is_writable
+            if is_writable and self._failure is None and self._send_some():
                 self._connection.flush()
-                if self._connection.is_writable:
-                    continue
+                continue
+            is_held_back = not is_writable and self._failure is None and self._may_send
             try:
                 async with asyncio.timeout(timeout_s):
-                    await (self._connection.wait_writable() if has_sent else self._changed.wait())
+                    await (self._connection.wait_writable() if is_held_back else self._changed.wait())
             except TimeoutError as error:
                 self._detach()
                 self._refused = None
@@ -247,11 +247,8 @@ class PartitionSender(LinkHandler):
     def _send_some(self) -> bool:
         """Send as many batches as credit, window and in-flight limit allow; False if none."""
         link = self._link
-        if link is None:
-            return False
-        in_flight_max = self._in_flight_max()
         has_sent = False
-        while self._queue and len(self._in_flight) < in_flight_max and link.sendable > 0:
+        while link is not None and self._may_send:
             batch = self._queue[0]
             if self.is_idempotent and not self._number(batch):
                 break
@@ -262,6 +259,13 @@ class PartitionSender(LinkHandler):
             self._in_flight[delivery_id] = batch
             has_sent = True
         return has_sent
+
+    @property
+    def _may_send(self) -> bool:
+        """Whether there is a batch, and credit, window and in-flight limit allow it."""
+        if not self._queue or self._link is None or len(self._in_flight) >= self._in_flight_max():
+            return False
+        return self._link.sendable > 0
 
     def _in_flight_max(self) -> int:
         return IDEMPOTENT_IN_FLIGHT_MAX if self.is_idempotent else 1
