@@ -129,6 +129,8 @@ class EventHubProducer(AsyncClosing):
         self._unacknowledged = 0  # batches
         self._changed = asyncio.Event()
         """Set whenever a batch is done, to wake callers that wait for room or for a flush."""
+        self._room_turn = asyncio.Lock()
+        """Held by the caller that waits for room; the others wait behind it, and are not woken with it."""
         self._failed: list[FailedEvents] = []
         self._is_closed = False
 
@@ -502,11 +504,14 @@ class EventHubProducer(AsyncClosing):
         lane.sender.submit(batch)
 
     async def _wait_room(self) -> None:
-        while self._buffered_bytes >= self._buffer_bytes_max:
-            self._changed.clear()
-            await self._changed.wait()
-            self._raise_if_closed()
-            self._raise_failed()
+        if self._buffered_bytes < self._buffer_bytes_max:
+            return
+        async with self._room_turn:
+            while self._buffered_bytes >= self._buffer_bytes_max:
+                self._changed.clear()
+                await self._changed.wait()
+                self._raise_if_closed()
+                self._raise_failed()
 
     def _on_done(self, batch: OutgoingBatch) -> None:
         self._buffered_bytes -= batch.size_bytes
