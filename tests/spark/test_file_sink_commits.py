@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import gzip
 import hashlib
+import io
 import json
+import sys
 import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -143,10 +150,10 @@ def test_partition_columns_become_folders(tmp_path: Path) -> None:
     """Names and values as Hive and Spark write them, so that readers find the column again."""
     files = _write_task(tmp_path, {"partitionColumns": "home"}, _ROWS)
     assert sorted(file.name for file in files) == [
-        "home=__HIVE_DEFAULT_PARTITION__/part-q.parquet",
-        "home=a%2Fb/part-q.parquet",
-        "home=c%3Dd/part-q.parquet",
-        "home=c/part-q.parquet",
+        "home=__HIVE_DEFAULT_PARTITION__/part-q-00002.parquet",
+        "home=a%2Fb/part-q-00000.parquet",
+        "home=c%3Dd/part-q-00003.parquet",
+        "home=c/part-q-00001.parquet",
     ]
     read = pq.read_table(tmp_path, partitioning="hive").to_pylist()
     expected = [dict(row) | {"home": row["home"] or None} for row in _ROWS]
@@ -168,6 +175,103 @@ def test_folders_have_names_that_file_systems_take(tmp_path: Path) -> None:
     ]
     read = pq.read_table(tmp_path, partitioning="hive").to_pylist()
     assert sorted(row["value"] for row in read) == [*range(len(homes))]
+
+
+class _CountingFolder(SinkFolder):
+    """Counts the files that are open; ``is_full`` makes each write fail."""
+
+    open_count = open_count_max = 0
+    is_full = False
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        with super().writing(name) as file:
+            self.open_count += 1
+            self.open_count_max = max(self.open_count, self.open_count_max)
+            try:
+                yield cast(BinaryIO, _Full(file)) if self.is_full else file
+            finally:
+                self.open_count -= 1
+
+
+class _Full(io.RawIOBase):
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _task(folder: SinkFolder, place: Path, **options: str) -> TaskFiles:
+    parsed = FileSinkOptions.parse({"path": str(place), "partitionColumns": "home", **options}, _SCHEMA)
+    return TaskFiles(folder, parsed, "_tidegate/staging/a", "part-q")
+
+
+def _batch_of(homes: Iterable[str]) -> pa.RecordBatch:
+    names = [*homes]
+    return pa.RecordBatch.from_pydict({"home": pa.array(names), "value": pa.array(range(len(names)))})
+
+
+def _values(path: Path) -> list[int]:
+    if path.suffix == ".json":
+        return [json.loads(line)["value"] for line in path.read_text().splitlines()]
+    return [row["value"] for row in pq.ParquetFile(path).read().to_pylist()]
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "json"])
+def test_any_number_of_values_is_written(tmp_path: Path, file_format: str) -> None:
+    """Senders choose them: a limit would fail the same micro-batch at each start of the query."""
+    folder = _CountingFolder(str(tmp_path), {})
+    rounds = [_batch_of(str(home) for home in range(300)) for _ in range(3)]
+    files = _task(folder, tmp_path, fileFormat=file_format).write(iter(rounds))
+    assert folder.open_count_max == 256
+    assert folder.open_count == 0
+    # A round closes no file of which it has more rows: 44 continue in another file.
+    assert len(files) == len({file.name for file in files}) == 300 + 2 * 44
+    assert sum(file.rows for file in files) == 900
+    FileCommits(folder, "q").commit(0, files)
+    found = [
+        (path.parent.name, value)
+        for path in tmp_path.glob(f"home=*/*.{file_format}")
+        for value in _values(path)
+    ]
+    assert sorted(found) == sorted((f"home={home}", home) for home in range(300) for _ in rounds)
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["the disk is full", "the rows fail"])
+def test_after_an_error_no_file_is_open(
+    tmp_path: Path, is_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that is deleted open fails then, and fills the executor's log with its traceback."""
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda given: unraisable.append(given.exc_value))
+    folder = _CountingFolder(str(tmp_path), {})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield _batch_of("abcd")
+        folder.is_full = is_full
+        if not is_full:
+            raise ValueError("of the rows")
+        yield _batch_of("efgh")
+
+    with pytest.raises(FileSinkError if is_full else ValueError):
+        _task(folder, tmp_path).write(batches())
+    assert folder.open_count == 0
+    gc.collect()
+    assert unraisable == []
+
+
+def test_values_that_differ_in_case_only_have_files_of_their_own(tmp_path: Path) -> None:
+    """Storage without case has one folder for both, where one file would replace the other."""
+    files = _write_task(
+        tmp_path,
+        {"partitionColumns": "home"},
+        [{"home": home, "value": value} for value, home in enumerate(["alarm", "Alarm", "ALARM"])],
+    )
+    assert len({file.name.lower() for file in files}) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
-"""Writes a task's rows to files: one per combination of the partition columns' values.
+"""Writes a task's rows to files: at least one per combination of the partition columns' values.
 
 Folders are ``name=value`` as Hive and Spark write them: percent-encoded, and null and "" share one. Senders
-may choose the values, so names over 200 bytes are shortened to a beginning and a hash: after the manifest, a
-file that cannot get its name would stop the query for good. None ends with a dot or a blank, which Azure and
-Windows drop.
+may choose the values, and must not be able to stop the query for good by them:
+
+- Long names are shortened to a beginning and a hash. After the manifest, a file must be able to get its name.
+- No name ends with a dot or a blank, which Azure and Windows drop.
+- Files are numbered within the task, as two folders may be one for storage that ignores case.
+- Any number of combinations may occur: those that had no rows for longest continue in another file.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import base64
 import gzip
 import hashlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
@@ -22,13 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.file_sink.commits import StagedFile
 from tidegate.spark.file_sink.options import FileFormat, FileSinkOptions
-from tidegate.spark.file_sink.storage import SinkFolder
+from tidegate.spark.file_sink.storage import FileSinkError, SinkFolder
 
 _FILES_OPEN_MAX: Final = 256
-"""Our choice: each file holds a row group or a block in memory, and more suggest a wrong partition column."""
+"""Our choice: each holds a row group or a block in memory."""
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 """Hive's and Spark's folder name for rows whose partition column is null or empty."""
 _SEGMENT_BYTES_MAX: Final = 200
@@ -48,41 +50,74 @@ class TaskFiles:
         self._options = options
         self._attempt = attempt
         self._prefix = prefix
-        self._writers: dict[str, _RowWriter] = {}
-        self._rows: dict[str, int] = {}
+        self._open: dict[str, _OpenFile] = {}
+        """By folder; the one written last is last."""
+        self._opened_count = 0
+        self._closed: list[StagedFile] = []
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[StagedFile]:
-        """Write all rows. Raises InvalidArgumentError (too many folders), FileSinkError."""
-        with ExitStack() as open_files:
+        """Write all rows. Raises FileSinkError, and what ``batches`` raises."""
+        try:
             for rows in batches:
                 if rows.num_rows:
-                    for place, part in _split(rows, self._options.partition_columns):
-                        self._writer(open_files, place, part.schema).write(part)
-                        self._rows[place] = self._rows.get(place, 0) + part.num_rows
-            for writer in self._writers.values():
-                writer.close()
-        return [
-            StagedFile(
-                self._staged(number), f"{place}{self._prefix}{self._options.suffix}", self._rows[place]
-            )
-            for number, place in enumerate(self._writers)
-        ]
+                    self._write(rows)
+            while self._open:
+                self._close_oldest()
+        finally:
+            # After an error: otherwise each writer would fail later, when Python deletes it.
+            for file in self._open.values():
+                with suppress(FileSinkError):
+                    file.close()
+        return self._closed
 
-    def _writer(self, open_files: ExitStack, place: str, schema: pa.Schema) -> _RowWriter:
-        writer = self._writers.get(place)
-        if writer is None:
-            number = len(self._writers)
-            if number >= _FILES_OPEN_MAX:
-                raise InvalidArgumentError(
-                    f"A task has rows for over {_FILES_OPEN_MAX} values of the partition columns.",
-                    next_step="Choose coarser columns, or repartition by these columns before writing.",
-                )
-            file = open_files.enter_context(self._folder.writing(self._staged(number)))
-            writer = self._writers[place] = _row_writer(file, schema, self._options)
-        return writer
+    def _write(self, rows: pa.RecordBatch) -> None:
+        parts = _split(rows, self._options.partition_columns)
+        # Open files first, so that few are closed between two of their batches.
+        for folder, part in sorted(parts, key=lambda each: each[0] not in self._open):
+            file = self._open.pop(folder, None) or self._next_file(folder, part.schema)
+            self._open[folder] = file
+            file.write(part)
 
-    def _staged(self, number: int) -> str:
-        return f"{self._attempt}/{number:05}{self._options.suffix}"
+    def _next_file(self, folder: str, schema: pa.Schema) -> _OpenFile:
+        if len(self._open) >= _FILES_OPEN_MAX:
+            self._close_oldest()
+        number, suffix = f"{self._opened_count:05}", self._options.suffix
+        self._opened_count += 1
+        staged, name = f"{self._attempt}/{number}{suffix}", f"{folder}{self._prefix}-{number}{suffix}"
+        return _OpenFile(self._folder, staged, name, schema, self._options)
+
+    def _close_oldest(self) -> None:
+        folder, file = next(iter(self._open.items()))
+        file.close()
+        del self._open[folder]
+        self._closed.append(StagedFile(file.staged, file.name, file.row_count))
+
+
+class _OpenFile:
+    """A staged file that takes rows. An error closes it."""
+
+    def __init__(
+        self, folder: SinkFolder, staged: str, name: str, schema: pa.Schema, options: FileSinkOptions
+    ) -> None:
+        self.staged = staged
+        self.name = name
+        self.row_count = 0
+        with ExitStack() as stack:
+            file = stack.enter_context(folder.writing(staged))
+            self._writer = _row_writer(file, schema, options)
+            stack.callback(self._writer.close)
+            self._stack = stack.pop_all()
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        # Through the stack: it makes a FileSinkError of whatever the storage's library raises.
+        with self._stack.pop_all() as stack:
+            self._writer.write(rows)
+            self._stack = stack.pop_all()
+        self.row_count += rows.num_rows
+
+    def close(self) -> None:
+        """Complete the file; harmless twice. Raises FileSinkError."""
+        self._stack.close()
 
 
 def _split(rows: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.RecordBatch]]:
