@@ -274,6 +274,20 @@ def test_values_that_differ_in_case_only_have_files_of_their_own(tmp_path: Path)
     assert len({file.name.lower() for file in files}) == 3
 
 
+def test_the_folders_of_many_columns_have_short_names(tmp_path: Path) -> None:
+    """Azure and S3 take 1,024 characters for a whole name, also when senders choose long values."""
+    columns = "abcde"
+    schema = StructType([StructField(name, StringType()) for name in (*columns, "value")])
+    options = FileSinkOptions.parse({"path": str(tmp_path), "partitionColumns": ",".join(columns)}, schema)
+    rows = [dict.fromkeys(columns, character * 190) | {"value": character} for character in "xyü"]
+    folder = SinkFolder(str(tmp_path), {})
+    files = TaskFiles(folder, options, "_tidegate/staging/a", "part-q").write(
+        iter([pa.RecordBatch.from_pylist(rows)])
+    )
+    assert len({file.name.rpartition("/")[0] for file in files}) == 3
+    assert all(len(part) <= 120 for file in files for part in file.name.split("/"))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -292,6 +306,14 @@ def test_options_that_cannot_be_meant_are_refused(options: dict[str, str], words
     with pytest.raises(InvalidArgumentError, match=words) as caught:
         FileSinkOptions.parse({"path": "/tmp/x"} | options, _SCHEMA)
     assert "secretword" not in str(caught.value)
+
+
+def test_long_names_of_many_partition_columns_are_refused() -> None:
+    """When the query is planned: a file could not have them all in its name."""
+    names = [f"column_number_{number:02}" for number in range(13)]
+    schema = StructType([StructField(name, StringType()) for name in (*names, "value")])
+    with pytest.raises(InvalidArgumentError, match="'column_number_00', which is too long"):
+        FileSinkOptions.parse({"path": "/tmp/x", "partitionColumns": ",".join(names)}, schema)
 
 
 def test_what_a_file_system_raises_says_where_and_no_secret(tmp_path: Path) -> None:

@@ -26,15 +26,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.spark.file_sink.commits import StagedFile
-from tidegate.spark.file_sink.options import FileFormat, FileSinkOptions
+from tidegate.spark.file_sink.options import HASH_BYTES, FileFormat, FileSinkOptions, folder_begin
 from tidegate.spark.file_sink.storage import FileSinkError, SinkFolder
 
 _FILES_OPEN_MAX: Final = 256
 """Our choice: each holds a row group or a block in memory."""
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 """Hive's and Spark's folder name for rows whose partition column is null or empty."""
-_SEGMENT_BYTES_MAX: Final = 200
-"""Of a folder's name. Our choice: file systems allow 255."""
 _HASH_MARK: Final = "!"
 """Before the hash in a shortened name: whole values have it encoded."""
 
@@ -71,7 +69,7 @@ class TaskFiles:
         return self._closed
 
     def _write(self, rows: pa.RecordBatch) -> None:
-        parts = _split(rows, self._options.partition_columns)
+        parts = _split(rows, self._options)
         # Open files first, so that few are closed between two of their batches.
         for folder, part in sorted(parts, key=lambda each: each[0] not in self._open):
             file = self._open.pop(folder, None) or self._next_file(folder, part.schema)
@@ -120,8 +118,9 @@ class _OpenFile:
         self._stack.close()
 
 
-def _split(rows: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.RecordBatch]]:
+def _split(rows: pa.RecordBatch, options: FileSinkOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
     """(folder, its rows in order without the partition columns) for each combination of their values."""
+    columns = options.partition_columns
     if not columns:
         yield "", rows
         return
@@ -135,17 +134,20 @@ def _split(rows: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[str
     for number in np.unique(numbers):
         indices = np.flatnonzero(numbers == number)
         values = [text[int(indices[0])].as_py() for text in texts]
-        folder = "".join(f"{_segment(name, value)}/" for name, value in zip(columns, values, strict=True))
+        folder = "".join(
+            f"{_segment(name, value, options.folder_bytes_max)}/"
+            for name, value in zip(columns, values, strict=True)
+        )
         yield folder, rest.take(indices.astype(np.int64))
 
 
-def _segment(name: str, value: str) -> str:
-    begin = f"{quote(name, safe='')}="
+def _segment(name: str, value: str, bytes_max: int) -> str:
+    begin = folder_begin(name)
     shown = _quoted(value)
-    if len(begin) + len(shown) > _SEGMENT_BYTES_MAX:
-        digest = f"{_HASH_MARK}{hashlib.sha256(value.encode()).hexdigest()[:32]}"
+    if len(begin) + len(shown) > bytes_max:
+        digest = f"{_HASH_MARK}{hashlib.sha256(value.encode()).hexdigest()[: HASH_BYTES - 1]}"
         # Each of these bytes may need three.
-        bytes_kept = max(0, _SEGMENT_BYTES_MAX - len(begin) - len(digest)) // 3
+        bytes_kept = (bytes_max - len(begin) - len(digest)) // 3
         shown = _quoted(value.encode()[:bytes_kept].decode(errors="ignore")) + digest
     return begin + (shown or _NULL_FOLDER)
 

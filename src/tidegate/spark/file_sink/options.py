@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+from urllib.parse import quote
 
 from pyspark.sql.types import StructType
 
@@ -33,6 +34,12 @@ _COMPRESSIONS: Final[Mapping[FileFormat, tuple[str, ...]]] = {
     FileFormat.JSON: ("none", "gzip"),
 }
 """By format; the first is the default."""
+_FOLDER_BYTES_MAX: Final = 200
+"""Of a folder's name. Our choice: file systems allow 255."""
+_FOLDERS_BYTES_MAX: Final = 600
+"""Of all folders' names in a file's. Our choice: Azure and S3 allow 1,024 with the sink's own folder."""
+HASH_BYTES: Final = 33
+"""What replaces the end of a value that is too long for its folder's name."""
 
 
 def _shared_path(given: Given, option: str) -> str:
@@ -84,6 +91,11 @@ class FileSinkOptions:
             return ".parquet"
         return ".json.gz" if self.compression == "gzip" else ".json"
 
+    @property
+    def folder_bytes_max(self) -> int:
+        """The longest name of a folder."""
+        return min(_FOLDER_BYTES_MAX, _FOLDERS_BYTES_MAX // max(1, len(self.partition_columns)))
+
     @classmethod
     def parse(cls, options: Mapping[str, str], schema: StructType) -> FileSinkOptions:
         """Check the options that Spark passes (names in any case) against the query's columns.
@@ -93,7 +105,21 @@ class FileSinkOptions:
         ignored = [name for name in OPTIONS_OF_SPARK if name != "path"]
         parsed = read_options(cls, options, subject="The format eventhubs-files", ignored=ignored)
         _check_partition_columns(parsed.partition_columns, schema)
+        parsed._check_folders()
         return parsed
+
+    def _check_folders(self) -> None:
+        for name in self.partition_columns:
+            if len(folder_begin(name)) + HASH_BYTES > self.folder_bytes_max:
+                raise InvalidArgumentError(
+                    f"The option partitionColumns names {name!r}, which is too long for a folder's name.",
+                    next_step="Rename the column, or choose fewer of them.",
+                )
+
+
+def folder_begin(column: str) -> str:
+    """What a folder's name has before the column's value."""
+    return f"{quote(column, safe='')}="
 
 
 def _check_partition_columns(names: Sequence[str], schema: StructType) -> None:
