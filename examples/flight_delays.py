@@ -25,6 +25,9 @@ LATENESS: Final = "365 days"
 12, 2, …), so a flight of February comes ten months after one of December; for a live stream, hours would be
 enough."""
 
+CARRIER: Final = r"\A[A-Z0-9]{2}\z"
+AIRPORT: Final = r"\A[A-Z]{3}\z"
+
 metadata = MetaData()
 
 arrival = Table(
@@ -96,22 +99,36 @@ def arrived(flights: DataFrame) -> DataFrame:
 
 
 def by_carrier(flights: DataFrame) -> DataFrame:
-    """The mean of all delays so far; a row is written again whenever it changes."""
+    """The mean of all delays so far; a row is written again whenever it changes.
+
+    Events that are not flights are left out: a sender can add them, and the database would refuse a
+    row with a null or long key, and with it the whole micro-batch, at each start of the query.
+    """
     delay = F.col("flight.arr_delay")
-    return flights.groupBy(F.col("flight.carrier").alias("carrier")).agg(
-        F.count(F.lit(1)).alias("flights"),
-        F.count(F.when(delay.isNull(), 1)).alias("not_arrived"),
-        F.avg(delay).alias("mean_delay_minutes"),
+    return (
+        flights.where(F.col("flight.carrier").rlike(CARRIER))
+        .groupBy(F.col("flight.carrier").alias("carrier"))
+        .agg(
+            F.count(F.lit(1)).alias("flights"),
+            F.count(F.when(delay.isNull(), 1)).alias("not_arrived"),
+            F.avg(delay).alias("mean_delay_minutes"),
+        )
     )
 
 
 def by_hour(flights: DataFrame) -> DataFrame:
     """Windows of an hour of the flights' own time, not of the events'; a window is written again whenever a
-    flight joins it."""
+    flight joins it.
+
+    Leaves out what ``by_carrier`` does, and departures in a far future: they would move the watermark, and
+    every later flight would be too late.
+    """
     delay = F.col("arr_delay")
     return (
-        flights.select("flight.*")
-        .where("carrier IS NOT NULL AND origin IS NOT NULL AND dest IS NOT NULL AND time_hour IS NOT NULL")
+        flights.where(F.col("flight.carrier").rlike(CARRIER))
+        .where(F.col("flight.origin").rlike(AIRPORT) & F.col("flight.dest").rlike(AIRPORT))
+        .where("flight.time_hour BETWEEN TIMESTAMP '2000-01-01' AND enqueuedTime + INTERVAL 1 YEAR")
+        .select("flight.*")
         .withWatermark("time_hour", LATENESS)
         .groupBy("carrier", "origin", "dest", F.window("time_hour", "1 hour"))
         .agg(

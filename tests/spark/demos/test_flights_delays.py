@@ -86,6 +86,40 @@ def _run(
     )
 
 
+def test_what_is_no_flight_is_in_no_row(spark: SparkSession) -> None:
+    """The tables' keys take no null, no NUL and nothing longer, so a sender could stop the query for good."""
+    flight = {
+        "carrier": "AA",
+        "origin": "EWR",
+        "dest": "ORD",
+        "dep_time": 517,
+        "time_hour": "2013-01-01T05:00:00Z",
+        "arr_delay": 3,
+    }
+    strange: list[dict[str, str | None]] = [
+        {"carrier": text} for text in ("AAA", "AA\n", "A\0", "A", "", None, "\ufffdA")
+    ]
+    strange += [{"origin": "NEWARK"}, {"origin": None}, {"dest": ""}, {"time_hour": None}]
+    strange += [
+        {"time_hour": "+120000-01-01T05:00:00Z"},
+        {"time_hour": "2200-01-01T05:00:00Z"},
+        {"time_hour": "0001-01-01T05:00:00Z"},
+    ]
+    bodies = [b"no flight", b"", b"[]", b"\xff", orjson.dumps(flight)]
+    bodies += [orjson.dumps(flight | change) for change in strange]
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    events = spark.createDataFrame(
+        [("0", number, str(number), now, body) for number, body in enumerate(bodies)],
+        "partition STRING, sequenceNumber LONG, offset STRING, enqueuedTime TIMESTAMP, body BINARY",
+    )
+    flights = flight_delays.parsed(events)
+    carriers = flight_delays.by_carrier(flights).select("carrier", "flights").collect()
+    of_other_places_or_times = sum("carrier" not in change for change in strange)
+    assert [tuple(row) for row in carriers] == [("AA", 1 + of_other_places_or_times)]
+    hours = flight_delays.by_hour(flights).select("carrier", "origin", "destination", "flights").collect()
+    assert [tuple(row) for row in hours] == [("AA", "EWR", "ORD", 1)]
+
+
 @pytest.mark.programs
 @pytest.mark.repeats
 def test_windows_hold_what_the_data_set_says(
