@@ -214,8 +214,12 @@ def test_locations_of_this_machine() -> None:
 
 # --- why a query ended --------------------------------------------------------------------------------------
 
-STREAM_FAILED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to
-stage failure: Task 0 in stage 1.0 failed 4 times: {cause}
+ENDED = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
+LOST_TASK = (
+    "Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: "
+    "Lost task 0.3 in stage 1.0 (TID 7) (192.0.2.2 executor driver): "
+)
+STREAM_FAILED = f"""{ENDED}{LOST_TASK}{{cause}}
 \tat org.apache.spark.sql.errors.QueryExecutionErrors$.raiseError(QueryExecutionErrors.scala:1)
 Filter CASE WHEN isnotnull(_error#1) THEN cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage,
 concat(TIDEGATE_STOPPED , partition#1, : , _error#1)), NullType) as boolean) ELSE true END"""
@@ -248,10 +252,71 @@ def test_what_ended_a_query_is_one_error_of_ours(cause: str, kind: type[Tidegate
 @pytest.mark.parametrize("socket_error", ["Broken pipe", "Connection reset", ""])
 def test_a_planning_process_that_is_gone_restarts_a_query(socket_error: str) -> None:
     """Spark 4.3 says no more of it; it depends on what the process was doing."""
-    text = (
-        f"[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: {socket_error} SQLSTATE: XXKST"
-    )
-    assert may_pass(RuntimeError(text))
+    assert may_pass(RuntimeError(f"{ENDED}{socket_error} SQLSTATE: XXKST"))
+
+
+# As Spark has them, but for frames and hosts.
+FOREACH_BATCH = (
+    f"{ENDED}[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach "
+    "batch sink. Reason: An exception was raised by the Python Proxy. Return Message: "
+    'Traceback (most recent call last):\n  File "clientserver.py", line 644, in _call_proxy\n'
+    "    return_value = f()\n                   ^^^\n"
+)
+CALLING = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling o212.save.\n: "
+    "org.apache.spark.SparkException: "
+)
+CRASHED = "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider 'x'"
+STOPPED = (
+    "org.apache.spark.SparkRuntimeException: [USER_RAISED_EXCEPTION] TIDEGATE_STOPPED partition 0 number 1: x"
+)
+IN_PYTHON = (
+    "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call last):\n"
+    '  File "steps.py", line 23, in raises\n'
+)
+WRITING = (
+    "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/x. "
+    "SQLSTATE: 58030\n\tat org.apache.spark.X.f(X.scala:1)\nCaused by: "
+)
+
+
+AWAITING = (
+    "Exception thrown in awaitResult: \n\tat org.apache.spark.X.f(X.scala:1)\n\t... 43 more\n"
+    "Caused by: org.apache.spark.SparkException: "
+)
+
+
+@pytest.mark.parametrize("before", [ENDED, "", FOREACH_BATCH + CALLING, FOREACH_BATCH + CALLING + AWAITING])
+@pytest.mark.parametrize("task", ["", LOST_TASK, LOST_TASK + WRITING])
+def test_why_a_query_ended_is_in_sparks_own_clause(before: str, task: str) -> None:
+    """Also where Python calls Spark, as in a ``foreachBatch``, and for Spark's files."""
+    assert may_pass(RuntimeError(before + task + CRASHED))
+    assert type(error_of(RuntimeError(before + task + STOPPED))) is PartitionStoppedError
+
+
+@pytest.mark.parametrize("words", [CRASHED, STOPPED, CRASHED.partition(": ")[2], STOPPED.partition(": ")[2]])
+@pytest.mark.parametrize(
+    "before",
+    [
+        ENDED + IN_PYTHON + "ValueError: invalid literal for int() with base 10: '",
+        ENDED + IN_PYTHON + "ValueError: ",
+        ENDED + IN_PYTHON + "ValueError: \n" + ENDED,
+        ENDED
+        + LOST_TASK
+        + "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File "
+        '"steps.py"\nValueError: ',
+        FOREACH_BATCH + "ValueError: ",
+        FOREACH_BATCH + "ValueError: \n" + CALLING,
+        ENDED + LOST_TASK + "org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value '",
+        ENDED + "[CAST_INVALID_INPUT] The value '\n\tat x\nCaused by: ",
+        ENDED + "[USER_RAISED_EXCEPTION] of a step: ",
+    ],
+)
+def test_an_events_words_do_not_pass_for_sparks(before: str, words: str) -> None:
+    """Which a step's error quotes: no restart would help, and the policy did not stop the pipeline."""
+    error = RuntimeError(f"{before}{words}'")
+    assert not may_pass(error)
+    assert type(error_of(error)) is PipelineFailedError
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import select, text
+from sqlalchemy import BigInteger, Column, MetaData, Table, select, text
 from tests.spark.support import publish, readings
 
 from tidegate.client import EventHubProducer
@@ -26,12 +31,13 @@ from tidegate.spark import (
     HubSink,
     HubSource,
     OnFailure,
+    SqlBatchSink,
     SqlSink,
     StreamPipeline,
     Trigger,
     start_stream_pipeline,
 )
-from tidegate.spark.pipelines.failures import error_of
+from tidegate.spark.pipelines.failures import error_of, may_pass
 from tidegate.spark.progress.listener import listening
 from tidegate.spark.progress.report import PipelineReporter
 from tidegate.sql import Database, DeadLetters
@@ -172,6 +178,48 @@ def test_policies_and_files(
     run(to_files, "files")
     found = spark.read.parquet(str(tmp_path / "out")).select("value").collect()
     assert sorted(row.value for row in found) == whole
+
+
+def _dies(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield from batches
+
+
+def _raises(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in batches:
+        int("Python worker exited unexpectedly")
+    yield from ()
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("is_batch", [True, False], ids=["foreachBatch", "tasks"])
+def test_only_a_lost_worker_may_pass(
+    spark: SparkSession, hub_service: HubService, tmp_path: Path, sqlite_url: str, is_batch: bool
+) -> None:
+    """In the words of this Spark; an event's that a step quotes are not taken for them."""
+    hub = hub_service.create_hub(partition_count=1)
+    publish(hub_service.connection_string, hub, 3)
+    numbers = Table("numbers", MetaData(), Column("number", BigInteger, primary_key=True))
+    sink = SqlBatchSink(numbers) if is_batch else FileSink(str(tmp_path / "files"))
+    for function, is_passing in ((_dies, True), (_raises, False)):
+
+        def step(events: DataFrame, function: Any = function) -> DataFrame:
+            numbers = events.select(F.col("sequenceNumber").alias("number"))
+            return numbers.mapInArrow(function, "number LONG")
+
+        name = function.__name__.strip("_")
+        pipeline = StreamPipeline(name, HubSource(hub), sink, [step], on_failure=OnFailure.SKIP)
+        query = start_stream_pipeline(
+            spark,
+            pipeline,
+            connection_string=hub_service.connection_string,
+            database_url=sqlite_url,
+            checkpoint_location=tmp_path / name,
+            trigger=NOW,
+        )
+        with pytest.raises(StreamingQueryException) as caught:
+            query.awaitTermination()
+        assert may_pass(caught.value) is is_passing, str(caught.value)
 
 
 def _values(database_url: str) -> list[int]:

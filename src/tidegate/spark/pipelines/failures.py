@@ -24,14 +24,33 @@ from tidegate.sql.handlers.batches import (
     SKIP_COLUMN,
 )
 
+# Spark's own words before the clause that says why a query ended, from their first character on: an event's
+# words may be in that clause, and in a Python traceback of a step, and must not pass for Spark's.
+_ENDED = r"\A(?:\[STREAM_FAILED\] Query [^\n]*?terminated with exception:\s+)?"
+_IN_FOREACH_BATCH = (
+    r"(?:\[FOREACH_BATCH_USER_FUNCTION_ERROR\] [^\n]*?Traceback \(most recent call last\):\n(?: .*\n)+)?"
+    r"(?:(?:py4j|pyspark)\.[\w.]+: )?(?:An error occurred while calling \S+\n: )?"
+)
+_SPARK_CLASS = r"(?:org\.apache\.spark\.[\w.$]+: )?"
+_WRAPPED = (
+    rf"(?:{_SPARK_CLASS}(?:Exception thrown in awaitResult: |\[TASK_WRITE_FAILED\] .*)\n"
+    r"(?:\t.*\n)+Caused by: )?"
+)
+_LAST_ATTEMPT = (
+    r"(?:Job aborted due to stage failure: Task \S+ in stage \S+ failed \d+ times, most recent failure: "
+    r"Lost task \S+ in stage \S+ \(TID \d+\) \(\S+ executor \S+\): )?"
+)
+_CAUSE = _ENDED + _IN_FOREACH_BATCH + 2 * (_WRAPPED + _SPARK_CLASS + _LAST_ATTEMPT)
+
 _MARK = "TIDEGATE_STOPPED"
 _STOPPED = re.compile(
-    rf"\[USER_RAISED_EXCEPTION\] {_MARK} (?P<where>[^:]*): (?P<reason>.*?)(?: SQLSTATE: |$)", re.MULTILINE
+    rf"{_CAUSE}\[USER_RAISED_EXCEPTION\] {_MARK} (?P<where>[^:]*): (?P<reason>.*?)(?: SQLSTATE: |$)",
+    re.MULTILINE,
 )
 
 _LOST_WORKER = re.compile(
-    "ExecutorLostFailure|Python worker (exited unexpectedly|failed to connect back)"
-    "|terminated with exception: (Broken pipe|Connection reset|(null)? *SQLSTATE)"
+    rf"{_CAUSE}(?:ExecutorLostFailure|Python worker (?:exited unexpectedly|failed to connect back))"
+    rf"|{_ENDED}(?:Broken pipe|Connection reset|(?:null)? *SQLSTATE)"
 )
 """Spark's words where a task's attempts are used up because its process was gone; and, seen with 4.3, where
 the Python process that plans micro-batches is: Java's error of its socket, of which one has no message."""
@@ -95,7 +114,7 @@ class StepFailedError(PipelineFailedError):
 def may_pass(exception: BaseException) -> bool:
     """Whether a query that ended with this may succeed when it is started again, unchanged."""
     if stopped_error(str(exception)) is not None:
-        return False  # the rest of the message may be an event's text
+        return False
     error = error_in(exception)
     return error.is_transient if error is not None else _LOST_WORKER.search(str(exception)) is not None
 
