@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from examples.flights.scoring import pipeline
+from examples.support.screen import visible
 from examples.support.service import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
 from tidegate.spark import Trigger, explain, reported_query, run_pipeline, spark_session
 from tidegate.sql import ConsumerKey
@@ -55,7 +56,7 @@ def main() -> int:
             arguments.started_file.touch()
             query.awaitTermination()
     except Exception as error:  # any error of a query: one sentence instead of Java's stack trace
-        sys.stderr.write(f"{explain(error)}\n")
+        sys.stderr.write(visible(f"{explain(error)}\n"))
         return 1
     finally:
         spark.stop()

@@ -27,6 +27,7 @@ from examples.home_security.pipeline import (
 )
 from examples.home_security.status import write_status
 from examples.home_security.tables import CONSUMER, NAME, home_alarm, home_minute
+from examples.support.screen import visible
 from examples.support.service import CONNECTION_STRING_VARIABLE, DATABASE_VARIABLE
 from tidegate.spark import explain, reported_query, spark_session
 
@@ -140,7 +141,7 @@ def main() -> int:
             progress.update(query)
             query.stop()
     except Exception as error:  # any error of a query: one sentence instead of Java's stack trace
-        sys.stderr.write(f"{explain(error)}\n")
+        sys.stderr.write(visible(f"{explain(error)}\n"))
         return 1
     finally:
         spark.stop()

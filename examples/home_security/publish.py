@@ -21,6 +21,7 @@ from pathlib import Path
 from examples.home_security.generator import STEP_S, GeneratorPlan, HomesGenerator
 from examples.home_security.homes import EVENT_HUB
 from examples.home_security.status import write_status
+from examples.support.screen import visible
 from examples.support.service import CONNECTION_STRING_VARIABLE
 from tidegate import EventData, TidegateError
 from tidegate.client import EventHubProducer
@@ -104,7 +105,7 @@ def main() -> int:
     try:
         asyncio.run(run())
     except TidegateError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(visible(f"{error}\n"))
         return 1
     return 0
 

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from examples.support.screen import Screen
+from examples.support.screen import Screen, visible
 from examples.support.service import DATABASE_VARIABLE, tidegate_program
 from tidegate import (
     BrokenError,
@@ -74,10 +74,10 @@ def run_command(command: Callable[[], None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except TidegateError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(visible(f"Error: {error}\n"))
         sys.exit(exit_code_of(error))
     except OSError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(visible(f"Error: {error}\n"))
         sys.exit(1)
     sys.exit(0)
 
@@ -245,7 +245,7 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:,.1f}" if isinstance(value, float) else str(value)
+    return f"{value:,.1f}" if isinstance(value, float) else visible(str(value))
 
 
 def shell_program() -> str:

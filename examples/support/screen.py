@@ -13,6 +13,15 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 _FIGURES_EVERY_S = 5.0
 
 
+def visible(text: str) -> str:
+    """Text for a terminal. An error or a log may quote an event, which must not control the terminal: what is
+    not printable is escaped, but for ends of lines and tabs."""
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
 class Screen:
     """Draws bars on a terminal, and plain lines elsewhere."""
 
@@ -87,7 +96,7 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Something happened that users should know."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(visible(text), markup=False, soft_wrap=True)
 
     def _finish_step(self) -> None:
         if self._task is None:

@@ -16,7 +16,8 @@ from examples.flights.__main__ import parser
 from examples.flights.accounting import PartitionAccount, StageRate
 from examples.flights.crash import MidBatch
 from examples.flights.demo import FlightsReport
-from examples.support.command import CheckFailedError, run_command
+from examples.support.command import CheckFailedError, print_table, run_command
+from examples.support.screen import Screen
 from sqlalchemy import make_url
 
 from tidegate import AlreadyExistsError, DatabaseUnavailableError, InvalidArgumentError, TidegateError
@@ -150,6 +151,23 @@ def test_an_error_is_one_line_and_an_exit_code(
         run_command(fail)
     assert left.value.code == code
     assert capsys.readouterr().err == f"Error: {error}\n"
+
+
+def test_what_is_quoted_does_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """The end of a child's log is shown, and may hold an event's words."""
+    quoted = "ends:\nbad value\t\x1b]0;title\x07\x9b2J\u202e\r."
+    shown = "ends:\nbad value\t\\x1b]0;title\\x07\\x9b2J\\u202e\\r."
+
+    def fail() -> None:
+        raise TidegateError(quoted)
+
+    with pytest.raises(SystemExit):
+        run_command(fail)
+    assert capsys.readouterr().err == f"Error: {shown}\n"
+    Screen().note("\x1b[2J[bold]")
+    assert capsys.readouterr().err == "\\x1b[2J[bold]\n"
+    print_table("Reasons", [{"reason": "\x1b[2J", "events": 1}])
+    assert "\\x1b[2J" in capsys.readouterr().out
 
 
 @pytest.mark.slow
