@@ -17,15 +17,17 @@ from pyspark.sql import functions as sf
 from tests.docs_support import write_programs
 from tests.spark.support import publish
 
-from tidegate.client import BlockingConsumer
+from tidegate.client import BlockingConsumer, BlockingProducer
 from tidegate.model.errors import RepeatDiffersError
+from tidegate.model.events import EventData
+from tidegate.model.limits import EVENT_BYTES_MAX
 from tidegate.model.partition_key import partition_for_key
 from tidegate.spark import explain
 from tidegate.spark.hub_sink.options import HubSinkOptions
 from tidegate.spark.hub_sink.writer import write_task
 from tidegate.spark.runtime.workers import TaskIdentity
 from tidegate.testing.hub import HubService
-from tidegate.wire.event_codec import decode_event
+from tidegate.wire.event_codec import decode_event, encode_event
 
 _DEADLINE_S = 240
 
@@ -263,19 +265,40 @@ def test_a_micro_batch_cut_for_fewer_partitions_is_refused_before_anything_is_st
 def test_the_example_of_the_reference_page_runs(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pasted as it stands, in a session that there is already: both hubs then hold what the page says."""
+    """Pasted as it stands, in a session that there is already: both hubs then hold what the page says.
+
+    So they do if others send events that the sink refuses, as it would with the same key or properties.
+    """
     monkeypatch.chdir(write_programs(tmp_path))
     with HubService() as service:
         monkeypatch.setenv("TIDEGATE_CONNECTION_STRING", service.connection_string)
         for hub in ("telemetry", "warm"):
             service.create_hub(hub, partition_count=2)
+        _send_what_the_sink_refuses(service, "telemetry", monkeypatch)
         runpy.run_path("copy_readings.py")
         spark.sparkContext.setLogLevel("OFF")
-        assert _bodies(service, "telemetry") == [
+        assert sorted(_bodies(service, "telemetry"))[-2:] == [
             b'{"device":"a1","celsius":21.5}',
             b'{"device":"b2","celsius":19.0}',
         ]
-        assert _bodies(service, "warm") == [b'{"device":"a1","celsius":21.5}']
+        copied = [event for events in events_of(service, "warm").values() for event in events]
+        assert sorted((body, key) for body, key, _ in copied) == [
+            (b'{"celsius":30}', "k" * 128),
+            (b'{"device":"a1","celsius":21.5}', "a1"),
+        ]
+
+
+def _send_what_the_sink_refuses(service: HubService, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long key within a batch, as any AMQP client may send it; and an event that grows over the limit."""
+    with BlockingProducer(service.connection_string, hub) as producer, monkeypatch.context() as patch:
+        start = b'{"celsius":31,"x":"'
+        large = start + b"x" * (EVENT_BYTES_MAX - 1_700 - len(start)) + b'"}'
+        producer.send([EventData(large, {f"p{number:03}": True for number in range(200)})], partition_id="0")
+        for module in ("producer", "batching"):
+            patch.setattr(
+                f"tidegate.client.{module}.encode_event", lambda event, *_: encode_event(event, "k" * 129)
+            )
+        producer.send([EventData(b'{"celsius":30}')], partition_id="0")
 
 
 def _forget_last_commit(checkpoint: Path) -> None:
