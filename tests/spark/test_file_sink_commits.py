@@ -13,14 +13,14 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.file_sink.commits import FileCommits, StagedFile, published_files
@@ -177,6 +177,71 @@ def test_folders_have_names_that_file_systems_take(tmp_path: Path) -> None:
     assert sorted(row["value"] for row in read) == [*range(len(homes))]
 
 
+def _invalid(*values: bytes | None) -> pa.Array[Any]:
+    """Strings as Spark casts them from bytes: unchecked."""
+    return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "json"])
+def test_text_that_is_not_utf8_is_written(tmp_path: Path, file_format: str) -> None:
+    """Spark casts any body to a string; neither Python nor a reader of the files takes it."""
+    texts = _invalid(b"\xffx", None, b"ok")
+    starts: Any = pa.array([0, 1, 2, 3], pa.int32())
+    columns: dict[str, Any] = {
+        "home": _invalid(b"a\xff", b"b", b"b"),
+        "value": texts,
+        "of_struct": pa.StructArray.from_arrays([texts, pa.array([1, 2, 3])], ["text", "number"]),
+        "of_list": pa.ListArray.from_arrays(starts, texts),
+        "of_map": pa.MapArray.from_arrays(starts, pa.array(["k"] * 3), texts),
+        "bytes": pa.array([b"\xff"] * 3),
+    }
+    rows = pa.RecordBatch.from_arrays([*columns.values()], [*columns]).slice(0, 3)
+    folder = SinkFolder(str(tmp_path), {})
+    files = _task(folder, tmp_path, fileFormat=file_format).write(iter([rows]))
+    FileCommits(folder, "q").commit(0, files)
+    assert sorted({file.name.partition("/")[0] for file in files}) == ["home=a%EF%BF%BD", "home=b"]
+    found = []
+    for file in sorted(files, key=lambda each: each.name):
+        if file_format == "json":
+            found += [json.loads(line) for line in (tmp_path / file.name).read_text().splitlines()]
+        else:
+            found += pq.ParquetFile(tmp_path / file.name).read().to_pylist(maps_as_pydicts="lossy")
+    for row, text in zip(found, ["\ufffdx", None, "ok"], strict=True):
+        assert (row["value"], row["of_struct"]["text"]) == (text, text)
+        assert (row["of_list"], row["of_map"]) == ([text], {"k": text})
+        assert row["bytes"] == ("/w==" if file_format == "json" else b"\xff")
+
+
+def test_times_that_python_lacks_are_null_in_json(tmp_path: Path) -> None:
+    """Spark has years up to 294247, and a sender may choose them."""
+    far = 2**60
+    columns: dict[str, Any] = {
+        "home": pa.array(["a", "a"]),
+        "at": pa.array([far, 0], pa.timestamp("us", "Europe/Berlin")),
+        "days": pa.array([2**30, 0], pa.date32()),
+        "many": pa.array([[far], [0]], pa.list_(pa.timestamp("us"))),
+    }
+    folder = SinkFolder(str(tmp_path), {})
+    (file,) = _task(folder, tmp_path, fileFormat="json").write(
+        iter([pa.RecordBatch.from_arrays([*columns.values()], [*columns])])
+    )
+    lines = [json.loads(line) for line in (tmp_path / file.staged).read_text().splitlines()]
+    assert lines[0] == {"at": None, "days": None, "many": [None]}
+    assert lines[1]["days"] == "1970-01-01"
+    assert None not in (lines[1]["at"], *lines[1]["many"])
+
+
+def test_rows_of_many_columns_values_stay_apart(tmp_path: Path) -> None:
+    """With 64 values in each of eleven columns, the numbers of combinations exceed 64 bits."""
+    names = "abcdefghijk"
+    schema = StructType([StructField(name, StringType()) for name in (*names, "value")])
+    options = FileSinkOptions.parse({"path": str(tmp_path), "partitionColumns": ",".join(names)}, schema)
+    rows = [dict.fromkeys((*names, "value"), str(number)) for number in range(64)]
+    rows += [dict.fromkeys((*names, "value"), "7") | {"a": first} for first in ("20", "36")]
+    task = TaskFiles(SinkFolder(str(tmp_path), {}), options, "_tidegate/staging/a", "part-q")
+    assert len(task.write(iter([pa.RecordBatch.from_pylist(rows)]))) == 66
+
+
 class _CountingFolder(SinkFolder):
     """Counts the files that are open; ``is_full`` makes each write fail."""
 
@@ -296,6 +361,7 @@ def test_the_folders_of_many_columns_have_short_names(tmp_path: Path) -> None:
         ({"compression": "lzo"}, "must be one of snappy, gzip, zstd, none"),
         ({"partitionColumns": "street"}, "names 'street', which is not a column"),
         ({"partitionColumns": "home,value"}, "names all columns"),
+        ({"partitionColumns": "raw"}, "names 'raw', whose type binary has no text"),
         ({"path": "memory://x"}, "memory of one process"),
         ({"path": "az://user:secretword@place"}, "a URL with a query or a password"),
         ({"storageOptions": "account_key=secretword"}, "not a JSON object"),
@@ -303,8 +369,11 @@ def test_the_folders_of_many_columns_have_short_names(tmp_path: Path) -> None:
 )
 def test_options_that_cannot_be_meant_are_refused(options: dict[str, str], words: str) -> None:
     """By name, and without repeating what may be a secret."""
+    schema = StructType(
+        [*_SCHEMA.fields, *([StructField("raw", BinaryType())] * ("raw" in options.values()))]
+    )
     with pytest.raises(InvalidArgumentError, match=words) as caught:
-        FileSinkOptions.parse({"path": "/tmp/x"} | options, _SCHEMA)
+        FileSinkOptions.parse({"path": "/tmp/x"} | options, schema)
     assert "secretword" not in str(caught.value)
 
 

@@ -6,6 +6,7 @@ may choose the values, and must not be able to stop the query for good by them:
 - Long names are shortened to a beginning and a hash. After the manifest, a file must be able to get its name.
 - No name ends with a dot or a blank, which Azure and Windows drop.
 - Files are numbered within the task, as two folders may be one for storage that ignores case.
+- Text is made UTF-8, and JSON has null for times that Python does not have (``values``).
 - Any number of combinations may occur: those that had no rows for longest continue in another file.
 """
 
@@ -28,6 +29,7 @@ import pyarrow.parquet as pq
 from tidegate.spark.file_sink.commits import StagedFile
 from tidegate.spark.file_sink.options import HASH_BYTES, FileFormat, FileSinkOptions, folder_begin
 from tidegate.spark.file_sink.storage import FileSinkError, SinkFolder
+from tidegate.spark.file_sink.values import with_known_times, with_valid_text
 
 _FILES_OPEN_MAX: Final = 256
 """Our choice: each holds a row group or a block in memory."""
@@ -69,7 +71,7 @@ class TaskFiles:
         return self._closed
 
     def _write(self, rows: pa.RecordBatch) -> None:
-        parts = _split(rows, self._options)
+        parts = _split(with_valid_text(rows), self._options)
         # Open files first, so that few are closed between two of their batches.
         for folder, part in sorted(parts, key=lambda each: each[0] not in self._open):
             file = self._open.pop(folder, None) or self._next_file(folder, part.schema)
@@ -129,7 +131,9 @@ def _split(rows: pa.RecordBatch, options: FileSinkOptions) -> Iterator[tuple[str
     ]
     numbers = np.zeros(rows.num_rows, dtype=np.int64)
     for text in texts:
-        numbers = numbers * max(1, len(text.dictionary)) + text.indices.to_numpy(zero_copy_only=False)
+        combined = numbers * max(1, len(text.dictionary)) + text.indices.to_numpy(zero_copy_only=False)
+        # Numbered again for each column: 64 bits hold two numbers of rows, but not many.
+        numbers = np.unique(combined, return_inverse=True)[1]
     rest = rows.drop_columns(list(columns))
     for number in np.unique(numbers):
         indices = np.flatnonzero(numbers == number)
@@ -172,7 +176,10 @@ class _JsonLines:
         self._stream = stream
 
     def write(self, rows: pa.RecordBatch) -> None:
-        objects = rows.to_pylist(maps_as_pydicts="lossy")
+        try:
+            objects = rows.to_pylist(maps_as_pydicts="lossy")
+        except (OverflowError, ValueError):
+            objects = with_known_times(rows).to_pylist(maps_as_pydicts="lossy")
         lines = [orjson.dumps(each, default=_plain, option=orjson.OPT_UTC_Z) for each in objects]
         self._stream.write(b"\n".join(lines) + b"\n")
 

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final
 from urllib.parse import quote
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.options import (
@@ -130,6 +130,13 @@ def _check_partition_columns(names: Sequence[str], schema: StructType) -> None:
             f"The option partitionColumns names {problem}.",
             next_step=f"The query's columns are {', '.join(schema.fieldNames())}.",
         )
+    for name in names:
+        kind = schema[name].dataType
+        if isinstance(kind, BinaryType | ArrayType | MapType | StructType):
+            raise InvalidArgumentError(
+                f"The option partitionColumns names {name!r}, whose type {kind.simpleString()} has no text.",
+                next_step="Cast it to a string.",
+            )
     if names and len(names) == len(schema.fields):
         raise InvalidArgumentError(
             "The option partitionColumns names all columns, so the files would have none."

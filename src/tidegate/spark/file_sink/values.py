@@ -1,0 +1,79 @@
+"""Makes rows writable that a sender can spoil: text that is not UTF-8, and times that Python does not have.
+
+Spark casts any bytes to a string, and has years up to 294247. Both are in columns of types that readers of
+the files, and Python, expect to be valid; an error would stop the query for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_FIRST_TIME: Final = datetime(1, 1, 2, tzinfo=UTC)
+_LAST_TIME: Final = datetime(9999, 12, 30, tzinfo=UTC)
+"""A day from Python's limits, as a time zone may move it."""
+
+_compute: Any = pc
+
+
+def with_valid_text(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows, with U+FFFD in place of bytes that are not UTF-8; themselves if there are none."""
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid:
+        return _changed(rows, _valid_text)
+    return rows
+
+
+def with_known_times(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows, with null in place of times and dates outside of the years 1 to 9999."""
+    return _changed(rows, _known_times)
+
+
+def _changed(rows: pa.RecordBatch, change: Callable[[Any], Any]) -> pa.RecordBatch:
+    # Copied, so that no array begins within its buffers.
+    copied = rows.take(pa.array(range(rows.num_rows), pa.int64()))
+    columns = [_with_leaves(column, change) for column in copied.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+def _with_leaves(column: Any, change: Callable[[Any], Any]) -> Any:
+    """The column, with ``change`` applied to the arrays of single values in it."""
+    kind = column.type
+    buffer_count = 2
+    if pa.types.is_struct(kind):
+        children = [_with_leaves(column.field(index), change) for index in range(kind.num_fields)]
+        buffer_count = 1
+    elif pa.types.is_map(kind):
+        pairs = [_with_leaves(each, change) for each in (column.keys, column.items)]
+        children = [pa.StructArray.from_arrays(pairs, fields=[kind.key_field, kind.item_field])]
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        children = [_with_leaves(column.values, change)]
+    else:
+        return change(column)
+    return pa.Array.from_buffers(
+        kind, len(column), column.buffers()[:buffer_count], column.null_count, children=children
+    )
+
+
+def _valid_text(column: Any) -> Any:
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column
+    values = column.cast(pa.large_binary()).to_pylist()
+    texts = [None if value is None else value.decode(errors="replace") for value in values]
+    return pa.array(texts, column.type)
+
+
+def _known_times(column: Any) -> Any:
+    kind = column.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return column
+    first, last = (
+        pa.scalar(time, pa.timestamp("us", "UTC")).cast(kind) for time in (_FIRST_TIME, _LAST_TIME)
+    )
+    is_known = _compute.and_(_compute.greater_equal(column, first), _compute.less_equal(column, last))
+    return _compute.if_else(is_known, column, pa.scalar(None, kind))
