@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 from tests.cli.support import run_on_terminal, run_tidegate
 
-from tidegate.cli.service import doctor
+from tidegate.cli.app import app
+from tidegate.cli.service import answers, doctor
 from tidegate.cli.service.doctor import Result
+from tidegate.model.errors import RemoteProtocolError
 from tidegate.server.ready import write_profile
 from tidegate.sql import Database
 from tidegate.testing.hub import HubService
@@ -74,6 +82,137 @@ def test_the_service_of_another_profile_is_not_mixed_with_the_last_started_one(
         "skipped",
         "skipped",
     ]
+
+
+_HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+_OK = b'{"status": "ok"}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "health", "clock"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "it does not speak HTTP", "skipped"),
+        (_HEAD + b"\r\n<html>", "it answers something else", "skipped"),
+        (_HEAD + b"\r\n" + b"[" * 100_000, "it answers something else", "skipped"),
+        (_HEAD + b"\r\n[]", "it answers something else", "skipped"),
+        (_HEAD + b'\r\n{"status": "ok", "problems": 5}', "it answers something else", "skipped"),
+        (_HEAD + b"Content-Length: x\r\n\r\n{}", "it answers something else", "skipped"),
+        (_HEAD + b"Content-Length: 9\r\n\r\n{}", "it answers something else", "skipped"),
+        (
+            _HEAD.replace(b"200 OK", b"302 Found\r\nLocation: /health") + b"\r\n",
+            "answers with 302",
+            "skipped",
+        ),
+        (_HEAD.replace(b"200 OK", b"404 Not Found") + b"\r\n", "it answers with 404", "skipped"),
+        (_HEAD + b"Date: now\r\n\r\n" + _OK, "", "skipped"),
+        (_HEAD + b"Date: Mon, 01 Jan 0001 00:00:00 -0000\r\n\r\n" + _OK, "", "failed"),
+        (_HEAD + b"Date: Mon, 01 Jan 99999999999999999999 00:00:00 GMT\r\n\r\n" + _OK, "", "skipped"),
+    ],
+)
+def test_another_program_on_the_port_of_a_service_that_has_ended(
+    answer: bytes,
+    health: str,
+    clock: str,
+    hub_service: HubService,
+    lonely: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """One check says so and what to do, and all others have run. The bundle is written."""
+    bundle = tmp_path / "report.zip"
+    with _answering(answer) as place:
+        string = f"Endpoint=sb://{place};SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true"
+        other = replace(hub_service.ready, amqp=place, amqps=None, http=place, https=None)
+        write_profile(replace(other, connection_string=string, connection_string_plain=string), lonely)
+        code, found = _results("--bundle", str(bundle), environment=lonely)
+    assert found.keys() == {*_CHECKS}
+    assert (found["health"]["result"], health in found["health"]["found"]) == (
+        "failed" if health else "ok",
+        True,
+    )
+    advised = {name for name, each in found.items() if "another program has the port" in each["advice"]}
+    assert advised == ({"service", "health"} if health else {"service"})
+    assert found["clock"]["result"] == clock, found["clock"]
+    assert found["service"]["result"] == "failed", found["service"]
+    assert bundle.exists()
+    assert code == 4
+
+
+@contextmanager
+def _answering(answer: bytes) -> Iterator[str]:
+    """A program that gives everyone this answer; yields its host and port."""
+
+    def serve() -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+_CHECKS = (
+    "versions",
+    "descriptors",
+    "service",
+    "health",
+    "clock",
+    "certificate",
+    "disk space",
+    "disk sync",
+    "database",
+    "Java",
+)
+
+
+def test_answers_are_bounded_and_not_redirected(
+    hub_service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another program sends is no reason to use all memory, or to ask a third one."""
+    monkeypatch.setattr(answers, "BYTES_MAX", 100)
+    too_many = pytest.raises(RemoteProtocolError, match="more than 100 bytes")
+    with _answering(_HEAD + b"\r\n" + b" " * 1_000 + _OK) as place, too_many:
+        doctor._health(replace(hub_service.ready, http=place))
+    with _answering(_HEAD + b"\r\n" + _OK) as elsewhere:
+        moved = f"HTTP/1.1 302 Found\r\nLocation: http://{elsewhere}/health\r\n\r\n".encode()
+        with _answering(moved) as place, pytest.raises(RemoteProtocolError, match="answers with 302"):
+            doctor._health(replace(hub_service.ready, http=place))
+
+
+def test_a_plain_port_behind_an_address_of_https(hub_service: HubService) -> None:
+    """It is not taken for a certificate that is not known here."""
+    with _answering(_HEAD + b"\r\n" + _OK) as place:
+        tls = replace(hub_service.ready, http=None, connection_string_plain=None, https=place)
+        with pytest.raises(RemoteProtocolError, match="does not speak HTTPS"):
+            doctor._health(tls)
+
+
+def test_a_check_that_fails_itself_hides_no_other(
+    lonely: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a mistake of ours, and the others may show the reader's problem."""
+    monkeypatch.setattr(doctor, "_descriptors", Mock(side_effect=KeyError("x")))
+    result = CliRunner().invoke(app, ["doctor", "--json"], prog_name="tidegate", env=lonely)
+    found = {each["check"]: each for each in json.loads(result.stdout)}
+    assert found.keys() == {*_CHECKS}
+    assert "failed with KeyError: 'x'" in found["descriptors"]["found"]
+
+
+def test_an_address_that_cannot_be_read_hides_no_other_check(
+    hub_service: HubService, lonely: dict[str, str]
+) -> None:
+    """It is one failed check."""
+    write_profile(hub_service.ready, lonely)
+    code, found = _results(environment=lonely | {"TIDEGATE_CONNECTION_STRING": "garbled"})
+    assert code == 4
+    assert found.keys() == {*_CHECKS}
+    assert {name for name, each in found.items() if each["result"] == "failed"} == {"service"}
 
 
 @pytest.mark.slow

@@ -20,7 +20,9 @@ from tests.gateway.blob_client import BlobClient
 from tests.support.azurite import AzuriteServer
 from tests.support.blob_storage import OwnStorage
 
+from tidegate.cli.consumers.kept import views_of
 from tidegate.client import BlockingConsumer, EventHubConsumer
+from tidegate.client.entities import ConsumerProperties
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.hub_properties import PartitionEnds
 from tidegate.model.position import EventPosition
@@ -583,3 +585,10 @@ def test_lag_where_a_store_does_not_tell_all() -> None:
     assert lag_of(partition, ProcessorCheckpoint("0", None, "29")) == Lag(0, 0.0, 0)
     another = ProcessorCheckpoint("0", 24, event_hub_created_at_ms=1)
     assert lag_of(partition, another, event_hub_created_at_ms=2).is_beyond_log
+
+
+def test_a_kept_group_without_any_time_is_shown() -> None:
+    """A service may know a checkpoint without its time; there is then no lease to compare with it."""
+    row = ConsumerProperties("g", "a/c", "n", "0", "", None, None, 7, None, 3, 0)
+    (view,) = views_of([row]).values()
+    assert (view.leases.leases, view.checkpoints["0"].sequence_number) == ({}, 7)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from tidegate.model.times import time_of
+
 if TYPE_CHECKING:
     from tidegate.client.entities import ConsumerProperties
     from tidegate.processor.group_view import GroupView
@@ -20,8 +22,9 @@ def views_of(rows: Sequence[ConsumerProperties]) -> dict[str, GroupView]:
 
 
 def _newest(rows: Sequence[ConsumerProperties]) -> datetime:
-    """When anything was written last; each row has one of the two."""
-    return max(time for each in rows for time in (each.renewed_at, each.checkpoint_at) if time is not None)
+    """When anything was written last; without a time nothing is compared with it."""
+    times = (time for each in rows for time in (each.renewed_at, each.checkpoint_at) if time is not None)
+    return max(times, default=time_of(0))
 
 
 def _view(rows: Sequence[ConsumerProperties]) -> GroupView:

@@ -10,6 +10,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC
 from enum import Enum
 from functools import partial
 from importlib import metadata
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tidegate.cli.service.answers import address_of, get
+from tidegate.cli.service.answers import PORT_TAKEN, address_of, get, not_tidegate
 from tidegate.cli.shell.connection import Service, check_event_hub, with_service
 from tidegate.cli.shell.decorators import FILE, flag, option
 from tidegate.cli.shell.exit_codes import CheckFailedError, NoConnectionError
@@ -28,7 +29,7 @@ from tidegate.cli.shell.render import Output, counted, remark
 from tidegate.cli.shell.stores import DATABASE_VARIABLE, database_url
 from tidegate.extras import install_step, not_installed
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import InvalidArgumentError, TidegateError
+from tidegate.model.errors import InvalidArgumentError, RemoteProtocolError, TidegateError
 from tidegate.model.hosts import is_loopback
 
 if TYPE_CHECKING:
@@ -135,13 +136,17 @@ def doctor(
         try:
             found = check()
         except TidegateError as error:
-            found = Found(Result.FAILED, error.message, error.next_step or "")
+            advice = PORT_TAKEN if isinstance(error, RemoteProtocolError) else ""
+            found = Found(Result.FAILED, error.message, error.next_step or advice)
         except ModuleNotFoundError as error:
             # A client's installation has no database, and none of what a service needs.
             found = Found(Result.SKIPPED, str(not_installed(error, "this check")))
         except OSError as error:
             text = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
             found = Found(Result.FAILED, text, "Name another with --data-dir, or run as the service's user.")
+        except Exception as error:  # a mistake in one check must not hide what the others find
+            text = f"the check itself failed with {type(error).__name__}: {error}"
+            found = Found(Result.FAILED, text, "Report it as a problem of Tidegate.")
         is_failed |= found.result is Result.FAILED
         records.append(
             {"check": name, "result": found.result.value, "found": found.found, "advice": found.advice}
@@ -192,7 +197,7 @@ def _is_another(service: Service, profile: ReadyInformation) -> bool:
     """Whether the commands connect to another service than the profile's, by their address."""
     try:
         used = ConnectionString.parse(service.connection().connection_string)
-    except NoConnectionError:
+    except TidegateError:  # which the service's own check reports
         return False
     listens = (profile.amqp, profile.amqps, profile.http, profile.https)
     ports = {int(each.rpartition(":")[2]) for each in listens if each is not None}
@@ -243,16 +248,12 @@ def _service(service: Service) -> Found:
 
 
 def _health(profile: ReadyInformation | None) -> Found:
-    import json
-
     answer = _get_health(profile)
     if isinstance(answer, Found):
         return answer
-    report = json.loads(answer[0])
-    problems = "; ".join(report.get("problems", ()))
-    if problems:
-        return Found(Result.WARNING, problems, "See the service's log.")
-    return Found(Result.OK, str(report["status"]))
+    if answer.problems:
+        return Found(Result.WARNING, "; ".join(answer.problems), "See the service's log.")
+    return Found(Result.OK, answer.status)
 
 
 def _clock(profile: ReadyInformation | None) -> Found:
@@ -260,19 +261,41 @@ def _clock(profile: ReadyInformation | None) -> Found:
 
     from tidegate.transport.clock import SystemClock
 
-    answer = _get_health(profile)
+    try:
+        answer = _get_health(profile)
+    except RemoteProtocolError:
+        return Found(Result.SKIPPED, "no working service answers, as the check of its health says")
     if isinstance(answer, Found):
         return answer
-    if answer[1] is None:
+    if answer.date is None:
         return Found(Result.SKIPPED, "the service does not say its time")
-    seconds = abs((SystemClock().now_utc() - parsedate_to_datetime(answer[1])).total_seconds())
+    try:
+        time = parsedate_to_datetime(answer.date)
+    except (ValueError, OverflowError):
+        return Found(
+            Result.SKIPPED, "the Date of its answer is not a time", "Look for a proxy that changes it."
+        )
+    seconds = abs((SystemClock().now_utc() - time.replace(tzinfo=time.tzinfo or UTC)).total_seconds())
     if seconds > CLOCK_SECONDS_MAX:
         return Found(Result.FAILED, f"{seconds:,.0f} s apart from the service's", "Synchronise both (NTP).")
     return Found(Result.OK, "agrees with the service's")
 
 
-def _get_health(profile: ReadyInformation | None) -> tuple[bytes, str | None] | Found:
-    """What the service's /health answers, or why it is not asked or does not answer."""
+@dataclass(frozen=True, slots=True)
+class _Health:
+    """What a service's /health answers."""
+
+    status: str
+    problems: tuple[str, ...]
+    date: str | None
+
+
+def _get_health(profile: ReadyInformation | None) -> _Health | Found:
+    """What the service's /health answers, or why it is not asked or does not answer.
+
+    Raises RemoteProtocolError if a service does not answer so.
+    """
+    import json
     import ssl
 
     if profile is None:
@@ -281,12 +304,17 @@ def _get_health(profile: ReadyInformation | None) -> tuple[bytes, str | None] | 
     if address is None:
         return Found(Result.SKIPPED, "the service has no port for HTTP")
     try:
-        return get(address, profile)
+        body, date = get(address, profile)
+    except ssl.SSLCertVerificationError as error:
+        return Found(Result.SKIPPED, f"{address}: {error}", "Add its authority to the system's.")
     except OSError as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLError):
-            return Found(Result.SKIPPED, f"{address}: {reason}", "Add its authority to the system's.")
-        return Found(Result.FAILED, f"no answer from {address}: {reason}", "Start it: tidegate serve.")
+        return Found(Result.FAILED, f"no answer from {address}: {error}", "Start it: tidegate serve.")
+    try:
+        report = json.loads(body)
+        status, problems = report["status"], tuple(map(str, report.get("problems", ())))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise not_tidegate(address, "it answers something else") from error
+    return _Health(str(status), problems, date)
 
 
 def _certificate(profile: ReadyInformation | None) -> Found:
