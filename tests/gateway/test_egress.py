@@ -31,6 +31,7 @@ from tidegate.amqp.performatives import (
 )
 from tidegate.amqp.types import Described, Symbol
 from tidegate.broker import Broker
+from tidegate.gateway.amqp.egress import EgressLink
 from tidegate.model.events import EventData
 from tidegate.model.position import EventPosition
 from tidegate.storage.partition_log import FilePartitionLog
@@ -240,6 +241,35 @@ async def test_full_socket_stops_the_pump(pair: Pair, broker: Broker) -> None:
     pair.handler.on_writable()
     pair.exchange()
     assert _texts(pair, link) == ["a", "b"]
+
+
+async def test_links_that_wait_for_the_socket_do_not_run(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the loop: each of a thousand links would run for each piece that the socket takes."""
+    runs = 0
+    pump = EgressLink.pump
+
+    def counted(link: EgressLink) -> None:
+        nonlocal runs
+        runs += 1
+        pump(link)
+
+    monkeypatch.setattr(EgressLink, "pump", counted)
+    await _append(broker, "0")
+    pair.is_writable = False
+    links = [_attach(pair, name=f"reader-{number}", credit=10) for number in range(5)]
+    assert runs == 5
+    for number in range(1, 4):
+        await _append(broker, str(number))
+        pair.handler.on_writable()
+        pair.exchange()
+    assert runs == 5
+    pair.is_writable = True
+    pair.handler.on_writable()
+    pair.exchange()
+    assert [_texts(pair, link) for link in links] == [["0", "1", "2", "3"]] * 5
+    assert runs == 10
 
 
 async def test_backlog_is_sent_in_turns(pair: Pair, broker: Broker) -> None:

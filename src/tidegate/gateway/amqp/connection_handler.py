@@ -199,13 +199,14 @@ class ConnectionHandler:
                 self._on_over()
 
     def on_writable(self) -> None:
-        """The socket is writable again."""
-        for node in list(self._nodes.values()):
-            node.on_credit()
+        """The socket is writable again: the receiver links that wait continue, in their order."""
+        if self._pumps and self._driver is not None:
+            self._driver.request_turn()
 
     def on_turn(self) -> bool:
         """Send on the receiver link that has waited longest, or check some links again, or detach some;
-        returns whether more wait.
+        returns whether more can be done now. Links that wait for the socket stay in their order until
+        ``on_writable``: each of a thousand would otherwise run once for each time that it takes more.
 
         While links wait to be checked or detached, every other turn sends: policies of others may change
         faster than thousands of links are checked.
@@ -217,7 +218,7 @@ class ConnectionHandler:
             if self._is_admitted and self.claims.is_empty:
                 self._is_admitted = False
                 self._idle_guard.note_loss()
-        pump = next(iter(self._pumps), None)
+        pump = next(iter(self._pumps), None) if self.is_writable else None
         if pump is not None and (self._is_sending_next or not (self._unjudged or self._losers)):
             self._is_sending_next = False
             del self._pumps[pump]
@@ -232,7 +233,7 @@ class ConnectionHandler:
             else:
                 for loser in list(self._losers)[:_TOLD_AT_ONCE]:
                     self._tell_loser(loser, self._losers.pop(loser))
-        return bool(self._unjudged or self._losers or self._pumps)
+        return bool(self._unjudged or self._losers or (pump is not None and self._pumps))
 
     def on_memory_pressure(self, is_short: bool) -> None:
         """Memory has become short, or no longer is: drop what can be read again."""

@@ -190,7 +190,10 @@ class EgressLink(LinkNode):
         link, owner = self.link, self._owner
         is_memory_short = owner.is_memory_short
         bytes_left = _PUMP_BYTES_SHORT if is_memory_short else _PUMP_BYTES
-        while (sendable := link.sendable) > 0 and owner.is_writable:
+        while (sendable := link.sendable) > 0:
+            if not owner.is_writable:
+                owner.schedule_pump(self)
+                break
             if self._resume_at and self._resume_at > self._loop.time():
                 self._resume = self._loop.call_at(self._resume_at, self._on_resumed)
                 return
