@@ -23,6 +23,8 @@ class Measurement:
     client_cpu_s: float = 0.0
     service_cpu_s: float = 0.0
     """0.0 where no service takes part."""
+    opening_s: float = 0.0
+    """Wall time before it in which links were opened; 0.0: there are none, or they are opened in it."""
     baselines: dict[str, float] = field(default_factory=dict)
     """What it is compared with, to the ratio: this measurement's rate by the baseline's."""
 

@@ -88,8 +88,36 @@ def _versions() -> dict[str, str]:
     return found | {"Kafka": kafka_version()}
 
 
+_NOTES: Final = {
+    "shapes": """\
+With 1, 32 and 1,024 partitions, links are open before events are written or read; how long that
+takes for 1,024 is in the last table. Only the rates of record batches have it in them: to open a receiver
+takes about a millisecond of CPU on either side.
+
+Ratios to one partition are lower because batches are smaller, 250 KB and not 1 MB, and what costs is a batch,
+not a partition; of this size, each is a sync of a file as well (1,097 for 1,024 batches, where one partition
+had 241 for as many events). Batches of 49 events of 1 KB, links open, microseconds of CPU per batch (two
+rounds beside other load, each 5,120 batches):
+
+| | client, user | service, user | system, both |
+|---|---:|---:|---:|
+| ingest, 1 partition | 402, 378 | 502, 484 | 351, 283 |
+| ingest, 1,024 partitions | 395, 442 | 553, 590 | 418, 378 |
+| delivery, 1 partition | 353, 380 | 80, 98 | 53, 52 |
+| delivery, 1,024 partitions | 567, 534 | 156, 158 | 120, 82 |
+
+Ingest of the same batches costs about the same. In delivery, a reader of the whole hub has 16 MB of prefetch
+for all partitions, so each of 1,024 asks for one batch at a time: a flow frame (some 60 on either side), a
+call of `receive`, a look into the log and a turn for each batch, where one partition has several at once.
+"""
+}
+"""By part: what its rows mean, and why they are as they are."""
+
+
 def _section(name: str, found: Found) -> str:
     lines = ["", f"## {name}", ""]
+    if note := _NOTES.get(name):
+        lines.append(note)
     if found.stages or found.baselines:
         lines += ["| | events/s | CPU, µs per event | ratio |", "|---|---:|---:|---|"]
         lines += [_row_of(each) for each in (*found.stages, *found.baselines)]

@@ -112,7 +112,7 @@ def _log(directory: Path, load: Load) -> Found:
 
 def _shapes(directory: Path, load: Load) -> Found:
     """Properties, sizes, TLS, numbers of partitions."""
-    return Found(stages=shapes.measure(directory, load.events, load.rounds))
+    return shapes.measure(directory, load.events, load.rounds)
 
 
 def _peers(directory: Path, load: Load) -> Found:

@@ -39,6 +39,13 @@ def test_page_has_each_row_with_its_target_and_whether_it_is_reached(docs: Path)
     }
 
 
+def test_page_says_what_rows_mean_before_them(docs: Path) -> None:
+    """Protects readers from a rate that they take for something else."""
+    page.write_page({"shapes": Found(stages=[Measurement("ingest, TLS", 1, 1, 1.0)])}, rounds=1)
+    text = (docs / "benchmarks.md").read_text()
+    assert text.index("## shapes") < text.index("links are open before") < text.index("| ingest, TLS |")
+
+
 def test_picture_is_an_svg_with_a_bar_for_each_value() -> None:
     """Protects names from characters that XML would read as its own."""
     drawn = page.picture(
