@@ -81,10 +81,13 @@ def test_those_of_an_earlier_hub_of_the_name_do_not_count(database: Database) ->
         add_once(database, CONSUMER, "1", [replace(_letter(7), enqueued_time_ms=9_000)], **limits)
 
 
-def test_a_handlers_dead_letter_that_is_being_committed_stays(database: Database) -> None:
-    """An addition waits for the batch that writes it, under the checkpoint's lock, and finds it open."""
-    with UnitOfWork(database, CONSUMER) as unit:
-        unit.lock("0")
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_handlers_dead_letter_that_is_being_committed_stays(database: Database, is_first: bool) -> None:
+    """An addition waits for the batch that writes it, under the checkpoint's lock, and finds it open; also
+    for the first batch, which creates the checkpoint in the same transaction."""
+    if not is_first:
+        with UnitOfWork(database, CONSUMER) as unit:
+            unit.lock("0")
     answers: list[int] = []
     adding = Thread(target=lambda: answers.append(_add(database, 1)))
     with UnitOfWork(database, CONSUMER, pipeline_name="live") as unit:
@@ -96,6 +99,19 @@ def test_a_handlers_dead_letter_that_is_being_committed_stays(database: Database
     adding.join()
     (found,) = DeadLetters(database).list()
     assert (answers, found.pipeline, found.attempts) == ([0], "live", 1)
+
+
+def test_a_handlers_attempts_begin_with_its_own(database: Database) -> None:
+    """Otherwise clients could use up the attempts of a pipeline's redrive before the pipeline has failed."""
+    log = _Log()
+    for _ in range(3):
+        assert _add(database, 1) == 1
+        log.drain(database)
+    for attempts in (1, 2):
+        with UnitOfWork(database, CONSUMER, pipeline_name="live") as unit:
+            unit.lock("0")
+            unit.add_dead_letters("0", [_letter(1)])
+        assert _attempts(database) == {1: (DeadLetterStatus.OPEN, attempts)}
 
 
 def test_no_more_open_ones_than_allowed(database: Database) -> None:

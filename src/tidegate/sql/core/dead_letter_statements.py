@@ -7,11 +7,12 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Executable, case, literal_column
+from sqlalchemy import ColumnElement, Executable, and_, case, literal_column, or_
 
 from tidegate.sql.core.dialects.base import Columns, SqlDialect
 from tidegate.sql.core.schema import dead_letter
 from tidegate.sql.core.values import (
+    OVER_HTTP,
     REASON_CHARACTERS_MAX,
     TRACEBACK_CHARACTERS_MAX,
     ConsumerKey,
@@ -26,7 +27,8 @@ from tidegate.sql.core.values import (
 def upsert(dialect: SqlDialect) -> Sequence[Executable]:
     """Insert dead letters, or reopen existing ones with one more attempt, by statements in order.
 
-    One with another enqueued time is of another event: its hub was deleted and created again.
+    One with another enqueued time is of another event: its hub was deleted and created again. A handler's
+    attempts begin with its own: those of one that was added over HTTP do not count.
     """
     return dialect.upsert_values(dead_letter, _changes)
 
@@ -36,13 +38,15 @@ def _changes(new: Columns) -> dict[str, ColumnElement[Any]]:
     changes: dict[str, ColumnElement[Any]] = {
         column.name: new[column.name] for column in dead_letter.columns if column.name not in kept
     }
-    is_same_event = dead_letter.c.enqueued_time_ms == new["enqueued_time_ms"]
     # Literals: PyMySQL's executemany puts parameters only into VALUES.
     one: ColumnElement[int] = literal_column("1")
-    changes["attempts"] = case((is_same_event, dead_letter.c.attempts + one), else_=one)
-    changes["first_failed_at"] = case(
-        (is_same_event, dead_letter.c.first_failed_at), else_=new["first_failed_at"]
+    over_http: ColumnElement[str] = literal_column(f"'{OVER_HTTP}'")
+    is_again = and_(
+        dead_letter.c.enqueued_time_ms == new["enqueued_time_ms"],
+        or_(dead_letter.c.pipeline != over_http, new["pipeline"] == over_http),
     )
+    changes["attempts"] = case((is_again, dead_letter.c.attempts + one), else_=one)
+    changes["first_failed_at"] = case((is_again, dead_letter.c.first_failed_at), else_=new["first_failed_at"])
     return changes
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import func, select
 
 from tidegate.model.errors import AlreadyExistsError, QuotaExceededError
-from tidegate.sql.core.checkpoint_rows import CheckpointRows
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_rows import close_letters, conditions_of, lock_open
 from tidegate.sql.core.parked_keys import is_open
@@ -49,23 +48,27 @@ def add_once(
     would have more than ``open_max`` open.
     """
     times_ms = {letter.sequence_number: letter.enqueued_time_ms for letter in letters}
+    some = select(dead_letter.c.sequence_number).where(
+        of_consumer(dead_letter, consumer),
+        is_open(),
+        dead_letter.c.enqueued_time_ms >= event_hub_created_at_ms,
+    )
+    # Before the lock, for which handlers wait: it may count a hundred thousand.
+    with database.read() as connection:
+        counted = select(func.count()).select_from(some.limit(open_max + 1).subquery())
+        open_count = connection.execute(counted).scalar_one()
     unit = UnitOfWork(database, consumer, pipeline_name=OVER_HTTP)
     with unit, unit.translating("adding dead letters"):
-        # Handlers write theirs under this lock: none appears between the look and the writing.
-        CheckpointRows(consumer, database.clock).lock_existing(unit.connection, [partition_id])
+        # Handlers write theirs under this lock: none appears between the look and the writing. It creates the
+        # row, because a pipeline's first batch does so in the transaction that writes its dead letters.
+        unit.lock(partition_id)
         known = set(lock_open(unit, partition_id, times_ms))
         new = [letter for letter in letters if letter.sequence_number not in known]
         _refuse_closed(unit, partition_id, new)
-        room = open_max - len(new)
-        some = select(dead_letter.c.sequence_number).where(
-            of_consumer(dead_letter, consumer),
-            is_open(),
-            dead_letter.c.enqueued_time_ms >= event_hub_created_at_ms,
-        )
-        count = select(func.count()).select_from(some.limit(max(0, room) + 1).subquery())
-        if new and unit.connection.execute(count).scalar_one() > max(0, room):
+        room = max(0, open_max - len(new))
+        if new and open_count > room:
             raise QuotaExceededError(
-                f"{consumer} has more than {max(0, room):,} open dead letters; {open_max:,} are allowed.",
+                f"{consumer} has more than {room:,} open dead letters; {open_max:,} are allowed.",
                 next_step="Redrive or discard some. If every event fails, stop the consumer instead.",
             )
         return unit.add_dead_letters(partition_id, new)
