@@ -47,6 +47,7 @@ from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.websocket import WebSocketStream
+from tidegate.wire import event_codec
 from tidegate.wire.batch import iter_events
 from tidegate.wire.event_codec import decode_event
 
@@ -174,6 +175,16 @@ def test_publish_a_batch_to_a_partition(hub_service: HubService, event_hub: str)
     assert _request(hub_service, path, body=json.dumps(batch).encode(), headers=headers)[0] == 201
     events = _stored(hub_service, event_hub, "1")
     assert [(event.body, dict(event.properties)) for event in events] == [(b"m1", {"n": 1}), (b"m2", {})]
+
+
+def test_keys_of_requests_leave_nothing_in_memory(hub_service: HubService, event_hub: str) -> None:
+    """What is cached for producers of many keys is not for a service, whose clients choose them."""
+    headers = _authorization(hub_service, event_hub)
+    before = event_codec._kept_key_section.cache_info()
+    for number in range(20):
+        key = {"BrokerProperties": json.dumps({"PartitionKey": f"key {number}"})}
+        assert _request(hub_service, f"/{event_hub}/messages", body=b"a", headers=headers | key)[0] == 201
+    assert event_codec._kept_key_section.cache_info() == before
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,22 @@ _MASK = 0xFFFFFFFF
 _SEED = 0xDEADBEEF
 
 
-@lru_cache(maxsize=65536)
+_KEPT_CHARACTERS_MAX = 40
+"""Hashes of longer keys are computed again: in a service, clients choose them. A GUID has 36."""
+
+
 def partition_key_hash(partition_key: str) -> int:
     """The signed 16-bit hash of a key."""
+    return (_kept_hash if len(partition_key) <= _KEPT_CHARACTERS_MAX else _hash)(partition_key)
+
+
+def _hash(partition_key: str) -> int:
     b, c = _lookup3(partition_key.encode())
     folded = (c ^ b) & 0xFFFF
     return folded - 0x10000 if folded & 0x8000 else folded
+
+
+_kept_hash = lru_cache(maxsize=65536)(_hash)
 
 
 def partition_for_key(partition_key: str, partition_count: int) -> int:

@@ -84,7 +84,7 @@ def encode_event(event: EventData, partition_key: str | None = None) -> bytes:
         try:
             key_section = _kept_key_section(partition_key)
         except _LongNameError:
-            key_section = _key_section(partition_key)
+            key_section = encode_key(partition_key)
     try:
         has_standard = not (event.content_type is event.message_id is event.correlation_id is None)
     except AttributeError as error:
@@ -120,10 +120,11 @@ def _kept_key_section(partition_key: str) -> bytes:
         raise InvalidArgumentError(f"A partition key must be a string, got {type(partition_key).__name__}.")
     if len(partition_key) > _KEPT_NAME_CHARACTERS_MAX:
         raise _LongNameError
-    return _key_section(partition_key)
+    return encode_key(partition_key)
 
 
-def _key_section(partition_key: str) -> bytes:
+def encode_key(partition_key: str) -> bytes:
+    """The section that ``encode_event`` begins with for this partition key; it is not cached."""
     return b"\x00\x53\x72" + encode_value({PARTITION_KEY: partition_key})
 
 

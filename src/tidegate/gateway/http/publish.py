@@ -21,6 +21,7 @@ import re
 from array import array
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
+from functools import lru_cache
 from sys import getsizeof
 from types import TracebackType
 from typing import Final, Self
@@ -51,7 +52,7 @@ from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.tasks import TaskOwner
 from tidegate.wire.addresses import NodeAddress
 from tidegate.wire.batch import wrap_event
-from tidegate.wire.event_codec import encode_event
+from tidegate.wire.event_codec import encode_event, encode_key
 from tidegate.wire.names import PARTITION_KEY, PUBLISHER
 
 BATCH_CONTENT_TYPE: Final = "application/vnd.microsoft.servicebus.json"
@@ -163,6 +164,11 @@ class Publishing:
                 if item is not None:
                     event, key = item
                     keys.add(key)
+                    if len(keys) > 1:
+                        raise InvalidArgumentError(
+                            "The events of the batch have different partition keys.",
+                            next_step="Send one batch per key.",
+                        )
                     upload.add(encode(event, key))
                 yield None
 
@@ -172,10 +178,6 @@ class Publishing:
                 await self._sliced_work.collect(steps, address=site_at(peer_of(request).address))
         if not upload.lengths:
             raise InvalidArgumentError("The batch is not a JSON list of at least one event.")
-        if len(keys) > 1:
-            raise InvalidArgumentError(
-                "The events of the batch have different partition keys.", next_step="Send one batch per key."
-            )
         return keys.pop()
 
     def _admit(self, request: Request, address: NodeAddress) -> EventHub:
@@ -290,7 +292,9 @@ class _Upload:
 
 def _encoder(publisher: str | None) -> _Encode:
     if publisher is None:
-        return lambda event, key: wrap_event(encode_event(event, key))
+        # Not by encode_event, which keeps the sections of many keys: clients would fill the service's memory.
+        section = lru_cache(maxsize=1)(encode_key)
+        return lambda event, key: wrap_event((b"" if key is None else section(key)) + encode_event(event))
     annotations = _publisher_section(publisher)  # with the key
     return lambda event, key: wrap_event(annotations + encode_event(event))
 
