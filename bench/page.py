@@ -14,6 +14,7 @@ from typing import Final
 
 from bench.kafka_broker import kafka_version
 from bench.measure import Figure, Found, Measurement
+from bench.reasons import reasons_of
 from bench.report import machine
 from bench.targets import Target, targets_of
 
@@ -58,7 +59,7 @@ def write_page(parts: Mapping[str, Found], *, rounds: int) -> list[Path]:
     page.write_text(_HEAD.format(rounds="one round" if rounds == 1 else f"median of {rounds} rounds"))
     with page.open("a") as file:
         file.write("\n".join([*_setting(), "", "## In pictures", "", *images]))
-        file.writelines(_section(name, found) for name, found in parts.items())
+        file.writelines(_section(name, parts) for name in parts)
     return [page, *written]
 
 
@@ -67,6 +68,9 @@ _HEAD: Final = """# Benchmarks
 What `make bench` measured, each row beside its target, reached or not. Peers ran in the same run, in turns
 with us: a shared machine has fast and slow hours, so **the ratios hold and the rates are an example**
 ({rounds}). `make bench ARGS=--page` renews this page.
+
+Below the tables of a part stands why it missed targets, and their bound. A profile is a run of its own beside
+other work: its CPU times and shares of samples count, its rates do not.
 
 """
 
@@ -114,7 +118,8 @@ call of `receive`, a look into the log and a turn for each batch, where one part
 """By part: what its rows mean, and why they are as they are."""
 
 
-def _section(name: str, found: Found) -> str:
+def _section(name: str, parts: Mapping[str, Found]) -> str:
+    found = parts[name]
     lines = ["", f"## {name}", ""]
     if note := _NOTES.get(name):
         lines.append(note)
@@ -130,6 +135,8 @@ def _section(name: str, found: Found) -> str:
         lines += ["| | figure | target | |", "|---|---:|---:|---|"]
         lines += [_row_of_figure(each) for each in found.figures]
         lines.append("")
+    for reason in reasons_of(name, parts):
+        lines += [reason, ""]
     return "\n".join(lines)
 
 

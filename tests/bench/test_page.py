@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,33 @@ def test_page_says_what_rows_mean_before_them(docs: Path) -> None:
     page.write_page({"shapes": Found(stages=[Measurement("ingest, TLS", 1, 1, 1.0)])}, rounds=1)
     text = (docs / "benchmarks.md").read_text()
     assert text.index("## shapes") < text.index("links are open before") < text.index("| ingest, TLS |")
+
+
+def test_a_target_that_is_missed_is_explained_below_its_table(docs: Path) -> None:
+    """Protects readers from a miss without a cause, and from an excuse for what is reached."""
+    figures = [
+        Figure(f"Spark → PostgreSQL, {rate} events/s: {what}", value, "ms", at_most)
+        for rate, slow in (("1,000", 146.0), ("20,000", 90.0))
+        for what, value, at_most in (("a micro-batch", slow, 128.0), ("p50", 185.0, 242.0))
+    ]
+    page.write_page({"spark-latency": Found(figures=figures)}, rounds=1)
+    text = (docs / "benchmarks.md").read_text()
+    _, _, explained = text.partition("| Spark → PostgreSQL, 20,000 events/s: p50 |")
+    assert "\n\n**Why:** a micro-batch that reads and writes nothing takes 78 ms in this run" in explained
+    assert "Ours adds 68 ms at 1,000 events/s" in explained
+
+    reached = [replace(each, value=each.at_most or 0.0) for each in figures]
+    page.write_page({"spark-latency": Found(figures=reached)}, rounds=1)
+    assert "**Why:**" not in (docs / "benchmarks.md").read_text()
+
+
+def test_each_part_of_the_page_with_a_missed_target_says_why() -> None:
+    """Protects the page in the tree from rows that no paragraph explains."""
+    text = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
+    parts = text.split("\n## ")[1:]
+    missed = [part for part in parts if "**not reached**" in part]
+    assert missed
+    assert [part.partition("\n")[0] for part in missed if "\n**Why:** " not in part] == []
 
 
 def test_picture_is_an_svg_with_a_bar_for_each_value() -> None:
