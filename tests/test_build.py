@@ -76,6 +76,7 @@ def test_the_version_is_that_of_the_tag(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:write_version_to_path called without:DeprecationWarning")  # hatch-vcs 0.5
+@pytest.mark.slow
 def test_an_sdist_keeps_its_version_and_its_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_the_pages_have_what_the_package_really_exports(package: str) -> None:
     assert [entry.name for entry in exported_entries(package)] == list(exported)
 
 
+@pytest.mark.slow
 def test_every_environment_variable_is_in_the_reference() -> None:
     """What the program reads from its environment is said where people look things up."""
     found = set()

@@ -53,6 +53,7 @@ def test_every_state_of_the_code_is_drawn(name: str) -> None:
     assert set(machine(name).states) == {state.value for state in STATES[name]}
 
 
+@pytest.mark.slow
 def test_dead_letters_take_the_steps_that_are_drawn(tmp_path: Path) -> None:
     """From each status, all that can be done to a dead letter, for real: what is seen is what is drawn."""
     seen: set[tuple[str, str]] = set()

@@ -97,6 +97,7 @@ def test_a_key_of_a_hub_opens_nothing_else(
 
 @pytest.mark.parametrize("host", ["gone", "GONE:80", "never-there", "localhost"])
 @pytest.mark.parametrize("audience", ["gone", "gone/", "never-there", "gone/tenant-b"])
+@pytest.mark.slow
 def test_a_token_for_a_hub_that_is_gone_is_no_token_for_the_namespace(
     tenants: Tenants, host: str, audience: str
 ) -> None:

@@ -179,6 +179,7 @@ def test_audiences_are_normalised(text: str, expected: Audience) -> None:
         "sb://host" + "/a" * 17,
     ],
 )
+@pytest.mark.slow
 def test_audiences_that_could_mean_two_things_are_refused(text: str) -> None:
     """Nothing is cut off or decoded twice, and an event hub's name is in plain ASCII: else the policy that is
     chosen could be one event hub's and the entity that is reached another's.

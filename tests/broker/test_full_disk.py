@@ -77,6 +77,7 @@ async def _reopened(broker: Broker, disk: Path, clock: SetClock) -> Broker:
     return await open_broker(disk / "data", clock=clock, options=_OPTIONS)
 
 
+@pytest.mark.slow
 async def test_what_frees_space_can_when_the_disk_is_full(small_disk: Path, clock: SetClock) -> None:
     """Deleting a hub, setting retention by size, and retention by age, which must begin a new segment: each
     makes room for events again, and a restart knows it."""

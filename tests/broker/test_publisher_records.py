@@ -108,6 +108,7 @@ def test_the_record_tells_what_was_stored_and_keeps_to_its_limit(batches: list[_
     asyncio.run(live())
 
 
+@pytest.mark.slow
 async def test_ten_thousand_publishers_are_told_in_order_whatever_clocks_do() -> None:
     """A partition's time stands still where its clock went back; the list is by time all the same."""
     records = PublisherRecords()

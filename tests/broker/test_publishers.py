@@ -92,6 +92,7 @@ def test_a_revocation_looks_to_clients_as_event_hubs_tells_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a\\b", "a%2Fb", "a?b", "a#b", " a", "a\n", "x" * 129])
+@pytest.mark.slow
 async def test_names_that_no_publisher_can_have(broker: Broker, name: str) -> None:
     """What could be two parts of an address, or two spellings of one publisher, is refused everywhere."""
     hub = await broker.create_event_hub("hub", partition_count=1)

@@ -69,6 +69,7 @@ async def test_an_event_goes_within_a_tenth_of_its_hours(
     await broker.close()
 
 
+@pytest.mark.slow
 async def test_numbers_and_producers_outlive_the_events(tmp_path: Path, clock: SetClock) -> None:
     """A partition whose events are all gone goes on with the next number, and knows its producers: a repeat
     is recognized, a gap refused. After a restart as well."""

@@ -250,6 +250,7 @@ async def test_units_have_a_range(broker: Broker, units: int) -> None:
     assert broker.throughput.units == 3
 
 
+@pytest.mark.slow
 async def test_units_are_set_at_run_time_and_survive_a_restart(tmp_path: Path, clock: SetClock) -> None:
     """All hubs share them; a refused batch is not stored, is counted, and gets in after its wait."""
     broker = await open_broker(tmp_path, clock=clock)

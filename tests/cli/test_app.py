@@ -46,6 +46,7 @@ def test_every_option_is_explained(name: str) -> None:
         assert getattr(parameter, "help", None) or parameter.name == "help", parameter.name
 
 
+@pytest.mark.slow
 def test_version() -> None:
     """``--version`` and ``version`` say the same."""
     found = run_tidegate("version", "--json", environment={})
@@ -74,6 +75,7 @@ def test_exit_codes(words: list[str], code: int, lonely: dict[str, str]) -> None
     assert "Traceback" not in found.err
 
 
+@pytest.mark.slow
 def test_a_service_that_is_not_there_is_told_within_seconds(lonely: dict[str, str]) -> None:
     """Somebody waits: no minute of retries before `could not reach`, and the key is not shown."""
     string = (
@@ -114,6 +116,7 @@ def test_a_command_imports_no_other() -> None:
     assert found.stdout.splitlines()[-1] == "tidegate.cli.entities.hub"
 
 
+@pytest.mark.slow
 def test_the_help_is_a_table_of_contents() -> None:
     """Every command is under one heading, with one whole sentence on its line; so is each group's."""
     shown = run_tidegate("--help", environment={"COLUMNS": "80"}).out

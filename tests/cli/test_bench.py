@@ -16,6 +16,7 @@ from tidegate.testing.hub import HubService
 pytestmark = pytest.mark.usefixtures("forked_python")
 
 
+@pytest.mark.slow
 async def test_a_service_is_measured(hub_service: HubService) -> None:
     """Appends, sends one at a time and together, and delivery."""
     found: list[Measured] = []

@@ -236,6 +236,7 @@ async def test_a_cancelled_call_loses_no_event(
         assert _places(await _read(receiver, 1)) == [("0", 0)]
 
 
+@pytest.mark.slow
 async def test_memory_is_bounded_however_many_partitions_there_are(hub_service: HubService) -> None:
     """The prefetch limit is of all partitions together, but for one batch of each."""
     string = hub_service.hub_connection_string(hub_service.create_hub(partition_count=8))

@@ -34,6 +34,7 @@ def connection_string(hub_service: HubService, event_hub: str) -> ConnectionStri
         (lambda it: it.enqueue(EventData("x"), partition_key=5), "partition key is a string, not the int 5"),
     ],
 )
+@pytest.mark.slow
 async def test_what_is_sent_and_where_have_the_right_types(
     connection_string: ConnectionString, send: Callable[[EventHubProducer], Any], words: str
 ) -> None:

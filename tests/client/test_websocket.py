@@ -69,6 +69,7 @@ async def _send_and_receive(string: str, ca_file: str | None, http_proxy: str | 
 
 
 @pytest.mark.parametrize("is_tls_used", [True, False])
+@pytest.mark.slow
 async def test_events_travel_in_a_websocket(
     hub_service: HubService, event_hub: str, is_tls_used: bool
 ) -> None:
@@ -136,6 +137,7 @@ async def test_a_host_in_a_websocket_through_a_proxy(hub_service: HubService, ev
         ("http://127.0.0.1:1", "No connection to the HTTP proxy 127.0.0.1:1"),
     ],
 )
+@pytest.mark.slow
 async def test_a_proxy_that_refuses(hub_service: HubService, event_hub: str, url: str, message: str) -> None:
     """The error names the proxy and not the password."""
     async with HttpProxy(credentials="user:right") as proxy:

@@ -302,6 +302,7 @@ def test_a_hubs_policy_knows_the_hub_by_its_own_name(
     assert plain_browser.get("/hubs/Readings").status == 303, "the session has ended with its hub"
 
 
+@pytest.mark.slow
 def test_sessions_of_one_policy_sign_out_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are too many, those make room that are of the hub and of the policy with most."""
     monkeypatch.setattr(access, "SESSIONS_MAX", 8)

@@ -317,6 +317,7 @@ def test_only_groups_of_the_hub_or_with_checkpoints_are_moved(
     assert (known.status, "plan" in hidden_fields(known.text)) == (200, True)
 
 
+@pytest.mark.slow
 def test_rights_decide_who_moves(service: HubService, database: Database) -> None:
     """Listen of a hub sees that hub's groups; Manage of another moves nothing here."""
     service.create_hub("neighbour", partition_count=1)
@@ -358,6 +359,7 @@ def test_a_move_that_waits_for_the_database_ends_with_its_policy(
     assert _following(database, "waiting") == {"0": 4, "1": 4}
 
 
+@pytest.mark.slow
 def test_dry_runs_of_one_hub_do_not_replace_those_of_others(
     service: HubService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -498,6 +500,7 @@ def _seen(group: GroupView, begin: int, until: int, waiting_s: float | None) -> 
 
 
 @given(ages, ages, ages, st.integers(0, 20), st.integers(0, 10), st.integers(0, 15))
+@pytest.mark.slow
 def test_a_stall_is_what_hosts_call_one(
     moved_s: float, lease_s: float, waiting_s: float, following: int, begin: int, more: int
 ) -> None:

@@ -31,6 +31,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubService]:
             yield started
 
 
+@pytest.mark.slow
 def test_groups_that_the_service_keeps_are_shown(
     service: HubService, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

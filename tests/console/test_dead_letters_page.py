@@ -550,6 +550,7 @@ def test_a_discard_that_waits_for_the_database_ends_with_its_policy(
 
 
 @pytest.mark.parametrize("path", ["/dead-letters/discard", "/dead-letters/redrive"])
+@pytest.mark.slow
 def test_a_refused_form_that_still_counts_shows_nothing_to_an_ended_session(
     path: str, letters: DeadLetters, service: HubService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

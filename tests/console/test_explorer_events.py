@@ -209,6 +209,7 @@ async def test_reads_of_the_log_end_with_their_turn(broker: Broker, monkeypatch:
     assert len(taken) == 8
 
 
+@pytest.mark.slow
 async def test_what_retention_takes_away_is_passed_over(
     broker: Broker, events: BrokerEvents, clock: StepClock
 ) -> None:

@@ -140,6 +140,7 @@ async def test_a_form_that_was_given_up_is_read_no_further() -> None:
     assert pieces == 1
 
 
+@pytest.mark.slow
 def test_unfinished_forms_count(service: HubService) -> None:
     """Those that hold most are given up where memory is exhausted, so that there is room for everybody."""
     browser = signed_in(service, "tenant", Claim.SEND)

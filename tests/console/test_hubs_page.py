@@ -70,6 +70,7 @@ def test_a_list_of_many_hubs_comes_in_pages(service: HubService, plain_browser: 
         assert plain_browser.get(f"/hubs?start={start}").status == 200
 
 
+@pytest.mark.slow
 def test_a_hub_shows_where_its_partitions_begin_and_end(
     service: HubService, plain_browser: PlainBrowser
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_hub_shows_where_its_partitions_begin_and_end(
     assert plain_browser.get("/hubs/%2e%2e").status == 404
 
 
+@pytest.mark.slow
 def test_a_hub_is_made_changed_and_deleted(service: HubService, plain_browser: PlainBrowser) -> None:
     """Each step through its form; what is wrong is told beside it, and nothing was done."""
     path = "/hubs/-/create"

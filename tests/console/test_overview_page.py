@@ -143,6 +143,7 @@ def test_figures_that_stand_still_do_not_look_live(service: HubService, console_
     lost.wait_for(state="hidden")
 
 
+@pytest.mark.slow
 def test_streams_end_when_the_service_stops_and_when_there_are_too_many(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -44,6 +44,7 @@ def hub(service: HubService) -> str:
     return hub
 
 
+@pytest.mark.slow
 def test_names_are_found_by_those_who_may_see_them(
     service: HubService, hub: str, plain_browser: PlainBrowser
 ) -> None:

@@ -62,6 +62,7 @@ def test_rules_and_dashboard_use_metrics_that_exist() -> None:
     assert used <= known
 
 
+@pytest.mark.slow
 def test_promtool_accepts_the_rules_and_they_fire_as_they_should(tmp_path: Path) -> None:
     """Their syntax, the configuration that loads them, and series that each of them is tried against."""
     _promtool("check", "rules", DEPLOY / "prometheus/alerts.yml")

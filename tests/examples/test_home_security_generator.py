@@ -89,6 +89,7 @@ def test_every_home_sends_once_a_minute(speed: float) -> None:
     assert homes * minutes < count < 1.12 * homes * minutes
 
 
+@pytest.mark.slow
 def test_the_same_plan_gives_the_same_events_and_another_seed_does_not() -> None:
     """What a run did can be done again."""
     plan = GeneratorPlan(homes=500, rate=2_000, seed=7)

@@ -71,6 +71,7 @@ def _assert_ended(pair: Pair, links: tuple[Link, Link]) -> None:
 
 @pytest.mark.parametrize("scope", [None, "hub"])
 @pytest.mark.parametrize("is_secondary", [False, True])
+@pytest.mark.slow
 async def test_a_regenerated_key_ends_the_links_opened_with_it(
     broker: Broker, clock: SetClock, scope: str | None, is_secondary: bool
 ) -> None:

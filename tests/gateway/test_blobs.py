@@ -391,6 +391,7 @@ def test_wrong_keys_are_counted(service: HubService) -> None:
     assert failures() == before + 1
 
 
+@pytest.mark.slow
 def test_wrong_keys_of_one_hub_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind one address: a program of alpha with an old key, and made-up names, block alpha and those.
 

@@ -139,6 +139,7 @@ async def test_an_append_wakes_its_readers_in_turns(pair: Pair, broker: Broker) 
         (EventPosition.from_offset("2", is_inclusive=True), ["2", "3"]),
     ],
 )
+@pytest.mark.slow
 async def test_positions_inside_batches(
     pair: Pair, broker: Broker, position: EventPosition, expected: list[str]
 ) -> None:

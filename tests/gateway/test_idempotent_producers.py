@@ -202,6 +202,7 @@ async def test_a_newer_instance_shuts_out_the_older(pair: Pair, broker: Broker) 
     assert await _stored(broker) == "ab"
 
 
+@pytest.mark.slow
 async def test_a_fenced_producers_waiting_batches_are_not_stored(pair: Pair, broker: Broker) -> None:
     """Batches that are rewritten in slices when a newer instance attaches would come after what it was told
     is stored."""
@@ -288,6 +289,7 @@ async def test_a_link_that_ends_while_it_attaches_leaves_nothing(pair: Pair) -> 
     ],
     ids=["other id", "other epoch", "no numbers", "not one run", "garbage"],
 )
+@pytest.mark.slow
 async def test_batches_that_do_not_fit_the_link(
     pair: Pair, broker: Broker, payload: bytes, condition: str
 ) -> None:

@@ -237,6 +237,7 @@ async def test_many_tiny_events_that_wait_count_for_what_they_take(pair: Pair) -
     assert pair.is_reading
 
 
+@pytest.mark.slow
 async def test_a_batch_of_very_many_events_is_stored_in_steps(
     pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ async def test_what_the_service_writes_does_not_count(pair: Pair) -> None:
     ],
     ids=["single", "envelope", "inside a batch", "no text", "garbage"],
 )
+@pytest.mark.slow
 async def test_another_key_is_refused(
     pair: Pair, payload: bytes, message_format: int, condition: str
 ) -> None:

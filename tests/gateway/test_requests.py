@@ -204,6 +204,7 @@ async def test_reply_goes_where_reply_to_says(stranger: Pair, broker: Broker) ->
 
 
 @pytest.mark.parametrize("reply_to", ["client", "of none", None])
+@pytest.mark.slow
 async def test_the_link_of_a_response_is_found_without_a_search(
     pair: Pair, reply_to: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

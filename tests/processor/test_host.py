@@ -421,6 +421,7 @@ async def test_a_host_trusts_the_services_own_authority(
         EventProcessorHost(event_hub=event_hub, store=store, namespace=namespace, ca_file=ca_file)
 
 
+@pytest.mark.slow
 async def test_the_service_may_restart_under_a_host(store: MemoryStore) -> None:
     """Reading goes on where it was, without a new registration, in order and without loss."""
     journal = Journal()

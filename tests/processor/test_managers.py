@@ -447,6 +447,7 @@ async def test_a_pipelines_dead_letters_go_there_as_well(
         await store.close()
 
 
+@pytest.mark.slow
 async def test_parking_needs_the_databases_own_dead_letters(
     hub_service: HubService, hub: str, sqlite_url: str
 ) -> None:

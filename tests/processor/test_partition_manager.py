@@ -296,6 +296,7 @@ def test_a_host_that_wakes_up_stops_what_it_has_lost(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_hanging", [True, False])
+@pytest.mark.slow
 def test_a_host_without_store_stops_before_others_take_over(world: World, is_hanging: bool) -> None:
     """It counts by its own clock: whoever takes its partitions finds its pumps told to stop."""
     cluster = Cluster(world, 6)

@@ -67,6 +67,7 @@ async def test_a_host_publishes_and_reports_it(
         await store.close()
 
 
+@pytest.mark.slow
 async def test_a_host_that_ends_sends_what_it_has_stored(
     hub_service: HubService, hub: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ async def test_a_report_that_fails_is_made_again() -> None:
 
 
 @pytest.mark.parametrize("namespace_id", [None, "id"])
+@pytest.mark.slow
 async def test_a_service_without_an_identity_gets_no_report(
     hub_service: HubService,
     hub: str,

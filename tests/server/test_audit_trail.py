@@ -237,6 +237,7 @@ def test_settings_at_the_start_are_the_services(tmp_path: Path) -> None:
     assert (newest["policy"], newest["address"], newest["door"]) == ("", "", "service")
 
 
+@pytest.mark.slow
 def test_only_who_may_manage_the_namespace_sees_it(service: HubService) -> None:
     """The page tells of all hubs; it is searched, and outlives the service."""
     assert service.ready.console is not None

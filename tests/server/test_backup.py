@@ -198,6 +198,7 @@ def test_another_file_system_gets_a_copy_or_nothing(
     }
 
 
+@pytest.mark.slow
 async def test_backups_need_manage_and_stand_in_the_audit_trail(hub_service: HubService) -> None:
     """Over $management, as over HTTP; a name that is none is not found."""
     text = hub_service.connection_string

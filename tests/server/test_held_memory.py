@@ -341,6 +341,7 @@ def _begin_many_sessions(client: Client) -> None:
         (_begin_many_sessions, "amqp:resource-limit-exceeded"),
     ],
 )
+@pytest.mark.slow
 def test_the_service_has_limits_for_strangers(
     hub_service: HubService, event_hub: str, act: Callable[[Client], None], condition: str, is_known: bool
 ) -> None:

@@ -102,6 +102,7 @@ async def test_a_request_begins_when_earlier_answers_are_read(tmp_path: Path, is
         assert await served.reader.read() == b""
 
 
+@pytest.mark.slow
 async def test_what_comes_later_waits_as_well() -> None:
     """As if it had come before the answer; also behind a body whose rest comes after its answer."""
     async with _served() as served:

@@ -30,6 +30,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.slow
 def test_large_buffers_are_reused() -> None:
     """A hundred buffers of 2 MB, one after the other, cost next to no page faults (else 500 each)."""
     completed = subprocess.run(
@@ -50,6 +51,7 @@ print(allow_open_files() == hard, resource.getrlimit(resource.RLIMIT_NOFILE)[0] 
 """
 
 
+@pytest.mark.slow
 def test_connections_are_not_limited_by_the_shell() -> None:
     """A shell's soft limit on open files, often 1,024, does not decide how many clients can be served."""
     completed = subprocess.run(

@@ -111,6 +111,7 @@ async def test_a_stop_under_load_loses_nothing_and_leaves_nobody_hanging() -> No
         assert len(batches) - len(expected) in (0, _BATCH_EVENTS)
 
 
+@pytest.mark.slow
 def test_requests_that_are_cut_off_take_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_file_that_is_cut_is_never_a_short_one(tmp_path: Path, codec: str) -> 
                 _read(data[:length])
 
 
+@pytest.mark.slow
 def test_random_damage_is_an_error_or_another_value(tmp_path: Path) -> None:
     """No byte makes the reader hang, die of memory or raise anything but its own error."""
     data = write_file(tmp_path, _RECORDS, block_bytes=300).read_bytes()

@@ -45,6 +45,7 @@ def test_each_number_is_new_once(batches: list[range]) -> None:
 
 
 @given(numbers=st.lists(st.integers(0, 10), max_size=20))
+@pytest.mark.slow
 def test_a_number_twice_in_a_batch(numbers: list[int]) -> None:
     """The first of them counts."""
     mask = SeenNumbers().add(np.array(numbers, np.int64), np.zeros(len(numbers), np.int64))
@@ -146,6 +147,7 @@ def _holds(condition: Filter, row: dict[str, object]) -> bool:
 
 
 @given(filters=_filters, partition=st.sampled_from("012"), number=_numbers, time=_times)
+@pytest.mark.slow
 def test_bounds_never_leave_out_what_filters_want(
     filters: list[Filter], partition: str, number: int, time: datetime
 ) -> None:

@@ -59,6 +59,7 @@ def _numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 @pytest.mark.parametrize("until", [8, 15])
+@pytest.mark.slow
 def test_retention_between_planning_and_reading(
     hub_service: HubService, emptied_hub: str, until: int
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
     assert len(_bodies(hub_service, target)) == 1300
 
 
+@pytest.mark.slow
 def test_added_partitions_are_used_from_the_next_micro_batch_on(hub_service: HubService) -> None:
     """An attempt that repeats a micro-batch in the same worker cuts it as the first one did."""
     hub = hub_service.create_hub(partition_count=2)

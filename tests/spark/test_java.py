@@ -86,6 +86,7 @@ def test_the_wheel_serves_where_there_is_no_java(tmp_path: Path) -> None:
     assert [path.name for path in found.executable.parent.iterdir()] == ["java"]
 
 
+@pytest.mark.slow
 def test_a_damaged_shim_is_replaced(tmp_path: Path) -> None:
     """A shim that lost its content or its mode (a cache that was copied) is written anew."""
     found = java.find_java({"PATH": ""}, cache_dir=tmp_path)

@@ -230,6 +230,7 @@ def test_what_is_no_row_is_a_dead_letter(sqlite_url: str, result: object) -> Non
 @pytest.mark.parametrize(
     "delay", [None, object(), {"a": 1}, 2**70, [1, 2]], ids=["null", "object", "dict", "huge", "list"]
 )
+@pytest.mark.slow
 def test_values_that_the_database_refuses_are_dead_letters(database: Database, delay: object) -> None:
     """The careful pass finds exactly the offending events, whatever the driver calls the offence."""
 

@@ -136,6 +136,7 @@ _AUTUMN = [datetime(2024, 10, 26, 23, tzinfo=UTC) + timedelta(minutes=20 * step)
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("unit", ["s", "us", "ns"])
+@pytest.mark.slow
 def test_a_time_with_a_zone_is_stored_as_utc(database: Database, form: str, unit: Any) -> None:
     """In a column without one on both databases, also in the night in which a clock shows an hour twice."""
     database.ensure_table(values)

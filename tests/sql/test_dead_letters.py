@@ -110,6 +110,7 @@ def test_list_count_and_show(database: Database) -> None:
     ("part", "count"),
     [("[Timeout]", 1), ("5%", 1), ("a_b", 1), ("/c\\d", 1), ("[^x]", 0), ("a%b", 0), ("t_meout", 0)],
 )
+@pytest.mark.slow
 def test_a_part_of_a_reason_is_not_a_pattern(database: Database, part: str, count: int) -> None:
     """Every character is itself; letters match in either case."""
     letter = NewDeadLetter.from_text(event_with({}, 1), "E", "[timeout] 5% a_b /c\\d ")

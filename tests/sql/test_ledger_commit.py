@@ -387,6 +387,7 @@ class _Colour(enum.Enum):
     GREEN = 2
 
 
+@pytest.mark.slow
 def test_a_refused_row_is_found_among_members_of_an_enumeration(
     database: Database, *, is_staged: bool
 ) -> None:

@@ -416,6 +416,7 @@ def test_a_failure_of_a_lane_that_is_gone_is_forgotten(light_bench: Bench) -> No
     assert light_bench.found() == expected(100)
 
 
+@pytest.mark.slow
 def test_a_lane_that_was_silent_asks_for_its_producer(
     light_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,6 +437,7 @@ def test_a_lane_that_was_silent_asks_for_its_producer(
     assert light_bench.counts() == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_forgotten_producer_is_replaced_if_nothing_is_in_doubt(light_bench: Bench) -> None:
     """The service remembers a limited number: a lane that was silent begins a new producer."""
 
@@ -525,6 +527,7 @@ def test_a_first_batch_is_not_repeated_to_a_service_that_may_have_forgotten_it(
     assert light_bench.found() == expected(100)
 
 
+@pytest.mark.slow
 def test_a_first_batch_that_was_not_sent_is_sent_later(light_bench: Bench) -> None:
     """However many events of others followed: the service would know the producer if anything was stored."""
 
@@ -744,6 +747,7 @@ def test_what_cannot_be_published_is_said_at_once(light_bench: Bench) -> None:
     assert light_bench.found() == {}
 
 
+@pytest.mark.slow
 def test_large_events_become_several_batches(light_bench: Bench) -> None:
     """A batch has at most what the service takes, and events without a key stay together and in order."""
 

@@ -55,6 +55,7 @@ def test_a_target_with_fewer_partitions_is_noticed(
     assert light_bench.counts() == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_target_that_was_created_again_gets_what_waits(
     light_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ def test_another_log_leaves_nothing_in_doubt() -> None:
         find_start(sent, 0, 1)
 
 
+@pytest.mark.slow
 def test_an_epoch_that_the_hub_has_passed_is_in_doubt(
     light_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ async def test_a_replaced_hub_is_refused_until_told_otherwise(store: SqlStore) -
         (ProcessorCheckpoint("0", 5, "900"), ProcessorCheckpoint("0", 4, "1000"), False),
     ],
 )
+@pytest.mark.slow
 async def test_checkpoints_without_numbers_are_compared_as_far_as_that_goes(
     store: SqlStore, first: ProcessorCheckpoint, second: ProcessorCheckpoint, is_moved: bool
 ) -> None:

@@ -127,6 +127,7 @@ async def test_times_are_found_while_the_newest_segment_is_empty(count: int) -> 
 
 
 @pytest.mark.parametrize("opens_left", range(11))
+@pytest.mark.slow
 async def test_running_out_of_descriptors_ends_no_log(opens_left: int) -> None:
     """Whichever file cannot be opened, the batch is refused as busy, and the log goes on when one can: no
     acknowledged event is lost, none is stored twice, and a power loss in between changes nothing.

@@ -112,6 +112,7 @@ async def test_a_batch_that_is_left_out_or_older_breaks_the_chain(tmp_path: Path
 
 
 @pytest.mark.parametrize("other", ["a/1", "b/0"], ids=["partition", "hub"])
+@pytest.mark.slow
 async def test_the_manifest_and_index_of_another_partition_are_not_used(other: str, tmp_path: Path) -> None:
     """One copy of the manifest, or an index, is somebody else's: the log is served from what is its own."""
     await _write(tmp_path)
@@ -273,6 +274,7 @@ async def test_each_start_that_stores_events_begins_a_history(tmp_path: Path) ->
 
 @pytest.mark.parametrize("copy", MANIFEST_NAMES)
 @pytest.mark.parametrize("damage", ["missing", "older", "zeros"])
+@pytest.mark.slow
 async def test_one_copy_of_the_manifest_is_enough(copy: str, damage: str, tmp_path: Path) -> None:
     """After a kill, whichever it is: nothing is lost, and the next start saves it again."""
     files = OsFiles()

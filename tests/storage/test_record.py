@@ -68,6 +68,7 @@ def test_a_batch_comes_back_as_it_was(
 
 
 @given(events=_EVENTS, data=st.data())
+@pytest.mark.slow
 def test_any_flipped_bit_is_noticed(events: list[bytes], data: st.DataObject) -> None:
     """One bit anywhere in header, lengths or payload: the batch is not served."""
     encoded = bytearray(_encode(events))
@@ -78,6 +79,7 @@ def test_any_flipped_bit_is_noticed(events: list[bytes], data: st.DataObject) ->
 
 
 @given(events=_EVENTS, data=st.data())
+@pytest.mark.slow
 def test_a_batch_cut_short_is_noticed(events: list[bytes], data: st.DataObject) -> None:
     """Every prefix of a batch is incomplete, whatever the length."""
     encoded = _encode(events)

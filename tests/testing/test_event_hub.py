@@ -90,6 +90,7 @@ def test_an_sdk_sends_and_receives(hub: TestedEventHub) -> None:
         assert [event.body_as_str() for event in reader.wait_events(2)] == ["by the SDK", "by the test"]
 
 
+@pytest.mark.slow
 def test_hubs_are_fresh(service: TestedService) -> None:
     """What one test leaves is not there for the next, under the same name or another."""
     for _ in range(2):

@@ -292,6 +292,7 @@ async def test_what_came_before_the_end_is_worked_off() -> None:
     assert server.drivers == set()
 
 
+@pytest.mark.slow
 async def test_a_flood_cannot_prolong_a_stop() -> None:
     """Protects who stops the service: who floods on and never answers is cut off in time."""
     service = Service()

@@ -91,6 +91,7 @@ def test_connections_come_in_bursts_and_give_their_places_back(
 
 
 @pytest.mark.parametrize("make_loop", _LOOPS)
+@pytest.mark.slow
 def test_another_address_does_not_wait_behind_the_connections_of_one(
     make_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:

@@ -43,6 +43,7 @@ def test_the_official_client_reads_the_services_annotations(event: bytes, metric
 
 
 @pytest.mark.parametrize("event", HIDDEN.values(), ids=HIDDEN)
+@pytest.mark.slow
 def test_a_hiding_event_is_delivered_whole_as_a_body(event: bytes) -> None:
     """Protects the sender's bytes: nothing of a strange event is lost."""
     assert decode_message(delivered(event)).data == (event,)
@@ -109,6 +110,7 @@ _SENT = encode_message(
 
 
 @given(st.lists(st.tuples(st.integers(0, len(_SENT) - 1), st.integers(0, 255)), min_size=1, max_size=4))
+@pytest.mark.slow
 def test_no_damage_hides_the_services_annotations(changes: list[tuple[int, int]]) -> None:
     """Protects receivers from any change of sizes, counts and constructors: the official client reads every
     event, and in it the service's position."""
@@ -264,6 +266,7 @@ def test_too_many_plain_values_are_a_body() -> None:
         assert delivered(event).endswith(wrap_event(event) if is_body else event)
 
 
+@pytest.mark.slow
 def test_long_lists_are_skipped_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the event loop: 230,000 values that were found one by one took 70 ms at each delivery."""
     found: list[bytes] = []

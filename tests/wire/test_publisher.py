@@ -147,6 +147,7 @@ def test_each_name_that_receivers_believe_is_looked_for(name: str) -> None:
         assert _unpublished(message) == message
 
 
+@pytest.mark.slow
 def test_a_publishers_large_event_is_checked_in_steps() -> None:
     """Protects the event loop: to check and decode 230,000 values in one step took 150 ms."""
     large = encode_message(Message(value=[None] * 30_000))
