@@ -94,6 +94,16 @@ def test_a_partition_added_between_two_claims_starts_at_its_beginning(database: 
     }
 
 
+def test_a_row_that_a_dead_letter_created_is_no_partition_of_an_owner(database: Database) -> None:
+    """A claim gives it an epoch; partitions that are added up to it start at their beginning all the same."""
+    assert _claim(database).start_sequence_numbers == {"0": 0, "1": 10}
+    with UnitOfWork(database, _CONSUMER) as unit:
+        unit.lock("3")
+    _claim(database)
+    grown = _claim(database, starts={"0": 90, "1": 91, "2": 92, "3": 93})
+    assert grown.start_sequence_numbers == {"0": 0, "1": 10, "2": 2, "3": 3}
+
+
 def test_looking_for_checkpoints_makes_no_tables(database_url: str) -> None:
     """Not in somebody else's database, nor in an empty file; where there are tables it is the one to use."""
     path = sqlite_file(database_url)

@@ -87,14 +87,16 @@ def claim_checkpoints(
 def _added_partitions(unit: UnitOfWork, partition_ids: Sequence[str]) -> Sequence[str]:
     """The partitions behind the last one that an owner of this group had: they were added to the hub since.
 
-    An owner's partitions have a lease, or a checkpoint with an epoch; a claim gives one to every partition.
+    An owner's partitions have a lease, or a checkpoint with an epoch and a position: a claim gives both to
+    every partition. It gives an epoch also to rows without a position, which who adds a dead letter creates.
     """
     held: set[str] = set()
-    for table, epoch in ((checkpoint, checkpoint.c.lease_epoch), (lease, lease.c.epoch)):
-        mine = of_consumer(table, unit.consumer)
-        held |= {
-            *unit.connection.execute(select(table.c.partition_id).where(mine, epoch.is_not(None))).scalars()
-        }
+    for table, *known in (
+        (checkpoint, checkpoint.c.lease_epoch, checkpoint.c.next_sequence_number),
+        (lease, lease.c.epoch),
+    ):
+        there = (of_consumer(table, unit.consumer), *(each.is_not(None) for each in known))
+        held |= {*unit.connection.execute(select(table.c.partition_id).where(*there)).scalars()}
     last = max((index for index, each in enumerate(partition_ids) if each in held), default=None)
     return () if last is None else partition_ids[last + 1 :]
 
