@@ -120,8 +120,9 @@ def by_hour(flights: DataFrame) -> DataFrame:
     """Windows of an hour of the flights' own time, not of the events'; a window is written again whenever a
     flight joins it.
 
-    Leaves out what ``by_carrier`` does, and departures in a far future: they would move the watermark, and
-    every later flight would be too late.
+    Leaves out what ``by_carrier`` does, and departures more than a year after they were sent, which would
+    move the watermark to a far future. Of flights of past years alone: one of today, from whoever may send,
+    makes those that are a year older too late.
     """
     delay = F.col("arr_delay")
     return (

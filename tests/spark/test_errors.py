@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.model.errors import FencedError
-from tidegate.spark.runtime.errors import explain
+from tidegate.spark.runtime.errors import explain, our_errors
 
 _TASK_FAILURE = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Job aborted due to \
 stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 \
@@ -58,3 +58,9 @@ def test_a_users_own_exception_is_shown_with_its_name() -> None:
 def test_everything_else_is_one_line(exception: BaseException, sentence: str) -> None:
     """There is always something to show."""
     assert explain(exception) == sentence
+
+
+def test_empty_lines_of_an_event_cost_no_more_than_others() -> None:
+    """Spark quotes what a cast refuses: with time by the square of its line feeds, this would take hours."""
+    text = "[CAST_INVALID_INPUT] The value '" + "\n" * 1_000_000 + "' cannot be cast."
+    assert our_errors(text) == []

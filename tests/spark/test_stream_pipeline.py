@@ -294,7 +294,13 @@ def test_why_a_query_ended_is_in_sparks_own_clause(before: str, task: str) -> No
     assert type(error_of(RuntimeError(before + task + STOPPED))) is PartitionStoppedError
 
 
-@pytest.mark.parametrize("words", [CRASHED, STOPPED, CRASHED.partition(": ")[2], STOPPED.partition(": ")[2]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(CRASHED, STOPPED, CRASHED.partition(": ")[2], STOPPED.partition(": ")[2]),
+        *(f"terminated with exception: {words}" for words in ("Broken pipe", STOPPED)),
+    ],
+)
 @pytest.mark.parametrize(
     "before",
     [

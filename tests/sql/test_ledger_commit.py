@@ -6,6 +6,7 @@ import enum
 import stat
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -34,8 +35,9 @@ from tidegate.model.errors import (
     FencedError,
     InvalidArgumentError,
 )
-from tidegate.sql import ConsumerKey, Database, DeadLetters
+from tidegate.sql import ConsumerKey, Database, DeadLetters, NewDeadLetter
 from tidegate.sql.core.schema import ledger_stage
+from tidegate.sql.dead_letters.republish import add_once
 from tidegate.sql.ledger.commit import BatchCommit, BatchContents, LedgerResult, letter_rows
 from tidegate.sql.ledger.ledger import BatchLedger, MicroBatch
 from tidegate.sql.ledger.rows import LedgerTable, WriteMode
@@ -277,6 +279,32 @@ def test_an_error_without_its_event_is_refused(database: Database) -> None:
     contents = BatchContents(letters=[letter_rows(pa.table({"_error": ["lost"]}))])
     with pytest.raises(InvalidArgumentError, match="has no partition"):
         sink.commit(contents)
+
+
+def test_an_addition_over_http_waits_for_a_micro_batchs_dead_letters(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would replace what is not committed yet, and take the event from the pipeline's own redrive."""
+    sink, record, added = Sink(database, {}), BatchLedger.record, list[int]()
+    at = datetime(2026, 1, 31, tzinfo=UTC)
+    row = {"partition": "0", "sequenceNumber": 7, "offset": "7", "enqueuedTime": at, "_error": "not a home"}
+
+    def add() -> None:
+        letter = NewDeadLetter(7, "7", int(at.timestamp() * 1000), "E", "by a client")
+        added.append(add_once(database, CONSUMER, "0", [letter], open_max=9, event_hub_created_at_ms=0))
+
+    adding = Thread(target=add)
+
+    def record_later(*given: Any, **named: Any) -> None:
+        adding.start()
+        adding.join(0.3)
+        record(*given, **named)
+
+    monkeypatch.setattr(BatchLedger, "record", record_later)
+    sink.commit(BatchContents(letters=[letter_rows(pa.Table.from_pylist([row]))]))
+    adding.join()
+    (found,) = DeadLetters(database).list()
+    assert (added, found.pipeline, found.reason) == ([0], "states", "not a home")
 
 
 def stages_of(database: Database, owner: StageOwner) -> list[str]:

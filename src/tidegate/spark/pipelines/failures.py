@@ -25,8 +25,11 @@ from tidegate.sql.handlers.batches import (
 )
 
 # Spark's own words before the clause that says why a query ended, from their first character on: an event's
-# words may be in that clause, and in a Python traceback of a step, and must not pass for Spark's.
-_ENDED = r"\A(?:\[STREAM_FAILED\] Query [^\n]*?terminated with exception:\s+)?"
+# words may be in that clause, and in a Python traceback of a step, and must not pass for Spark's. So the
+# first of these words counts: without the look ahead, later ones on the same line would, too.
+_ENDED = (
+    r"\A(?:\[STREAM_FAILED\] Query (?:(?!terminated with exception:)[^\n])*terminated with exception:\s+)?"
+)
 _IN_FOREACH_BATCH = (
     r"(?:\[FOREACH_BATCH_USER_FUNCTION_ERROR\] [^\n]*?Traceback \(most recent call last\):\n(?: .*\n)+)?"
     r"(?:(?:py4j|pyspark)\.[\w.]+: )?(?:An error occurred while calling \S+\n: )?"

@@ -13,7 +13,7 @@ from tidegate.model.errors import TidegateError
 
 # The last line of a Python traceback: a qualified exception name, a colon, the message. Tidegate's first,
 # because another traceback may be the cause of ours or follow it.
-_OUR_ERROR = re.compile(r"^\s*(?:[\w.]+: )?tidegate(?:\.\w+)+\.(\w+): (\S.*)$", re.MULTILINE)
+_OUR_ERROR = re.compile(r"^[ \t]*(?:[\w.]+: )?tidegate(?:\.\w+)+\.(\w+): (\S.*)$", re.MULTILINE)
 _ANY_ERROR = re.compile(
     r"^(?P<sentence>(?!org\.apache\.|java\.|scala\.|Traceback)(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b"
     r"(?:: .*)?)$",

@@ -19,6 +19,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, Text, delete
 from tidegate.columns.schema import TYPES
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.times import milliseconds_of
+from tidegate.sql.core.checkpoint_rows import CheckpointRows
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import ConsumerKey, NewDeadLetter, PartitionRows
@@ -190,11 +191,17 @@ class BatchCommit:
         return found
 
     def _add_letters(self, unit: UnitOfWork, letters: pa.Table) -> int:
-        """Write dead letters, by partition and sequence number."""
+        """Write dead letters, by partition and sequence number.
+
+        Under each checkpoint's lock, as those of hosts: additions over HTTP look for handlers' dead letters
+        under it, and would replace what is not committed yet.
+        """
         if not letters.num_rows:
             return 0
         partition_ids: list[Any] = letters.column(PARTITION).unique().to_pylist()
+        checkpoints = CheckpointRows(unit.consumer, self.database.clock)
         for partition_id in sorted(partition_ids):
+            checkpoints.lock(unit.connection, partition_id)
             mine = letters.filter(_compute.equal(letters.column(PARTITION), partition_id))
             mine = mine.sort_by(SEQUENCE_NUMBER)
             for start in range(0, mine.num_rows, _LETTERS_MAX):

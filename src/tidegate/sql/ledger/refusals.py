@@ -19,7 +19,7 @@ VALUE_CHARACTERS_MAX = 60
 
 # PostgreSQL's context of a COPY, its messages about NULL, SQLite's about NOT NULL, and MariaDB's.
 _COLUMN_PATTERNS = (
-    re.compile(r"COPY [^,]+, line \d+, column (\w+)"),
+    re.compile(r"COPY [^,]{1,200}, line \d+, column (\w+)"),
     re.compile(r'column "(\w+)"'),
     re.compile(r"NOT NULL constraint failed: \w+\.(\w+)"),
     re.compile(r"[Cc]olumn '(\w+)'"),
