@@ -121,7 +121,7 @@ def by_hour(flights: DataFrame) -> DataFrame:
     flight joins it.
 
     Leaves out what ``by_carrier`` does, and departures more than a year after they were sent, which would
-    move the watermark to a far future. Of flights of past years alone: one of today, from whoever may send,
+    move the watermark to a far future. Of flights of past years alone: one of today, from a user with Send,
     makes those that are a year older too late.
     """
     delay = F.col("arr_delay")

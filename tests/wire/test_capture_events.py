@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.amqp.encode import encode_value
 from tidegate.amqp.message import Message, Properties, decode_message, encode_message
 from tidegate.amqp.types import Array, Described, Symbol, Timestamp, UInt, ULong
 from tidegate.model.events import EventData
+from tidegate.wire import capture
 from tidegate.wire.batch import wrap_event
 from tidegate.wire.capture import (
     AVRO_SCHEMA,
@@ -218,3 +220,16 @@ def test_an_event_of_azure_needs_no_system_properties() -> None:
     assert contents.body == b""
     assert contents.properties == {"n": 2**40, "x": 0.5}
     assert contents.partition_key is None
+
+
+def test_long_annotations_leave_nothing_in_memory() -> None:
+    """In the service, a sender's 500 bytes can decode to 25 KB, and no limit counts what is cached."""
+
+    def is_kept(annotation_count: int) -> bool:
+        entries = {Symbol(f"a{number}"): number for number in range(annotation_count)}
+        sections = b"\x00\x53\x72" + encode_value(entries)
+        first, again = (capture._decoded_system_properties(sections) for _ in range(2))
+        assert first == again
+        return first is again
+
+    assert (is_kept(2), is_kept(60)) == (True, False)

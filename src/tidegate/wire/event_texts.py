@@ -48,8 +48,13 @@ _NOT_SENDERS: Final = (
 def cached_when_short(decode: Callable[[A], T]) -> Callable[[A], T]:
     """Decorator that caches the latest 4,096 short arguments, so that what many events share is decoded once.
     Long arguments are not cached: at 2 KB each, what 4,096 decode to takes 200 MB, which no limit counts."""
-    kept = lru_cache(maxsize=4096)(decode)
-    return lambda data: kept(data) if len(data) <= _KEPT_BYTES_MAX else decode(data)
+    return cached(decode, count=4096, bytes_max=_KEPT_BYTES_MAX)
+
+
+def cached(decode: Callable[[A], T], *, count: int, bytes_max: int) -> Callable[[A], T]:
+    """``decode`` with a cache of the latest ``count`` arguments of at most ``bytes_max``."""
+    kept = lru_cache(maxsize=count)(decode)
+    return lambda data: kept(data) if len(data) <= bytes_max else decode(data)
 
 
 def property_of(column: str) -> str | None:
