@@ -824,6 +824,37 @@ def test_a_database_that_is_gone_is_not_described(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_addition_whose_time_is_over_keeps_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread waits for the checkpoint's lock: with more of the same hub, none would be left to others."""
+    monkeypatch.setattr(dead_letters, "ANSWER_S_MAX", 0.2)
+    let_go, begun = threading.Event(), list[int]()
+
+    def add_once(*_: object, **__: object) -> int:
+        begun.append(1)
+        let_go.wait(60)
+        return 0
+
+    monkeypatch.setattr(dead_letters, "add_once", add_once)
+    with console_service(tmp_path, database=f"sqlite:///{tmp_path}/letters.db") as service:
+        held, other = (service.create_hub(partition_count=1) for _ in range(2))
+        for hub in (held, other):
+            _send(service, hub, b"a")
+        root = Client(service)
+        try:
+            for _ in range(3):
+                assert root.ask("POST", _path(held), _pointers(0)).status in (408, 504)
+            assert len(begun) == 1
+            assert root.ask("POST", _path(other), _pointers(0)).status in (408, 504)
+            assert len(begun) == 2
+        finally:
+            let_go.set()
+        monkeypatch.setattr(dead_letters, "ANSWER_S_MAX", 30.0)
+        assert root.ask("POST", _path(held), _pointers(0)).status == 200
+
+
+@pytest.mark.slow
 def test_a_database_that_hangs_keeps_no_others_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

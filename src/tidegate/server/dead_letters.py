@@ -202,10 +202,14 @@ class DatabaseDeadLetters:
                 event_hub_created_at_ms=created_at_ms,
             )
 
-        # One after the other: a repeat sees what the first request, which may still run, has written.
-        async with self._writes.setdefault(consumer.event_hub, asyncio.Lock()):
+        # One after the other, until its thread has ended: a repeat sees what the first request, whose time is
+        # over, has written, and a hub whose handlers hold a checkpoint's lock keeps one thread waiting.
+        turn = self._writes.setdefault(consumer.event_hub, asyncio.Lock())
+        with ExitStack() as stack:
+            await turn.acquire()
+            stack.callback(turn.release)
             self._broker.check_actor()  # its right may have ended while it waited
-            return await self._database.ask(write)
+            return await self._database.ask(write, when_ended=stack.pop_all().close)
 
     async def page(self, hub: EventHub, group: str, wanted: shapes.DeadLetterQuery) -> dict[str, object]:
         """See ``DeadLetterKeeper``."""
