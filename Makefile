@@ -37,7 +37,7 @@ upgrade: $(STAMP)  ## earlier versions of this code and today's: one data direct
 
 # Left out: tests/needs.py and pyproject.toml say what a marker means, and a test without any that needs one fails.
 quick: JOBS = 3
-quick: $(STAMP)  ## lint, types, import contracts, tests without Spark, browsers, SDKs, databases
+quick: $(STAMP)  ## lint, types, import contracts, short tests (pyproject.toml: slow) without Spark, browsers, SDKs, databases
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy & types=$$!; \

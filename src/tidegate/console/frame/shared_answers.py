@@ -98,18 +98,14 @@ class SharedAnswers(Generic[K, T]):
             answer.waiting -= 1
             if self._is_for_waiting and not answer.waiting and not answer.task.done():
                 answer.task.cancel()
-                self._forget(key, answer)
+                if self._answers.get(key) is answer:
+                    del self._answers[key]  # one who asks next must not get the cancellation
         if not done:
             return None
         result = answer.task.result()
         if isinstance(result, TidegateError):
             raise result
         return result
-
-    def _forget(self, key: K, answer: _Answer[T]) -> None:
-        """Let the next caller compute it again."""
-        if self._answers.get(key) is answer:
-            del self._answers[key]
 
     def forget(self) -> None:
         """Drop all answers, after a change."""
