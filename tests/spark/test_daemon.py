@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -80,3 +81,68 @@ def test_a_query_that_is_stopped_in_its_function_ends_silently() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "StackOverflowError" not in run.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.programs
+@pytest.mark.repeats
+def test_a_query_that_is_stopped_in_a_task_ends_silently(tmp_path: Path) -> None:
+    """Protects the output of every program: each such task left a Java traceback and some lines of ERROR."""
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from tidegate.spark import spark_session\n"
+        "spark, begun = spark_session('stopped'), Path(sys.argv[1])\n"
+        "def wait(batches):\n"
+        "    begun.touch()\n"
+        "    time.sleep(60)\n"
+        "    yield from batches\n"
+        "source = spark.readStream.format('rate').option('rowsPerSecond', 5).load()\n"
+        "rows = source.mapInArrow(wait, source.schema)\n"
+        "query = rows.writeStream.format('noop').option('checkpointLocation', sys.argv[2]).start()\n"
+        "while not begun.exists():\n"
+        "    time.sleep(0.1)\n"
+        "query.stop()\n"
+        "spark.stop()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "begun"), str(tmp_path / "checkpoint")]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line for line in run.stderr.splitlines() if "ERROR" in line or "Traceback" in line] == []
+
+
+_PLANNING = """
+import sys
+from types import ModuleType, SimpleNamespace
+
+def hung_up(sock, authenticated):
+    raise BrokenPipeError
+
+main = sys.modules["__main__"] = ModuleType("__main__")
+main.__spec__ = SimpleNamespace(name=sys.argv[1])
+main.worker = hung_up
+import tidegate.spark.formats
+try:
+    print(main.worker(None, True))
+except BrokenPipeError:
+    print("raised")
+raise {"hung up": BrokenPipeError, "wrong": ValueError}[sys.argv[2]]
+"""
+
+
+@pytest.mark.parametrize(
+    ("main", "error", "code", "is_printed"),
+    [
+        ("pyspark.daemon", "wrong", "1", True),
+        ("pyspark.sql.streaming.python_streaming_source_runner", "hung up", "raised", False),
+        ("pyspark.sql.streaming.python_streaming_source_runner", "wrong", "raised", True),
+        ("program", "hung up", "raised", True),
+    ],
+)
+@pytest.mark.slow
+def test_processes_in_which_spark_plans_end_silently_when_it_hangs_up(
+    main: str, error: str, code: str, is_printed: bool
+) -> None:
+    """Protects the output of every program: Spark hangs up when a query ends, and after an idle minute."""
+    command = [sys.executable, "-c", _PLANNING, main, error]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.stdout, "Traceback" in run.stderr) == (f"{code}\n", is_printed), run.stderr

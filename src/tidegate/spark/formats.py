@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.spark.runtime.pickled import PLAN_OPTION
-from tidegate.spark.runtime.workers import freeze_loaded_modules
+from tidegate.spark.runtime.workers import end_quietly_if_planning, freeze_loaded_modules
 from tidegate.spark.source.options import COMMITS_OPTION, SourceOptions
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tidegate.spark.source.processing import ProcessingStreamReader
     from tidegate.spark.source.reader import EventHubsBatchReader, EventHubsStreamReader
     from tidegate.spark.sql_sink.sink import SqlSinkWriter
+
+end_quietly_if_planning()
 
 
 class _Format(DataSource):

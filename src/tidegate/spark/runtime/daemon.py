@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 from contextlib import suppress
 from importlib import import_module
 
 from pyspark import daemon
+
+from tidegate.spark.runtime.workers import end_quietly
 
 _MODULES = (
     "pandas",
@@ -36,27 +37,7 @@ def import_modules() -> None:
     gc.freeze()
 
 
-def end_quietly() -> None:
-    """Let a worker whose JVM has hung up end silently.
-
-    Spark cuts workers off when a query ends or has enough rows. What they had not written by then is not
-    needed, but their daemon prints a traceback of BrokenPipeError for each (pyspark 4.1.4, daemon.py:
-    ``worker`` raises what its last flush raised). Errors of a task do not come this way: the worker reports
-    them to the JVM.
-    """
-    os.environ["PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"] = "1"  # else a traceback is printed right there
-    worker = daemon.worker
-
-    def quiet(sock: socket.socket, authenticated: bool) -> int:
-        try:
-            return worker(sock, authenticated)
-        except (BrokenPipeError, ConnectionResetError):
-            return 1  # the worker ends, as after an error
-
-    daemon.worker = quiet
-
-
 if __name__ == "__main__":
     import_modules()
-    end_quietly()
+    end_quietly(daemon)
     daemon.manager()
