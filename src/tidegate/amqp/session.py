@@ -131,7 +131,7 @@ class Session:
         """The peer's handles of ended links, until they are reused: a bit for each."""
         self._links_by_name: dict[tuple[str, LinkRole], Link] = {}
         self._handles = FreeNumbers()
-        self._blocked: deque[tuple[Link, list[Payload], int]] = deque()  # with the frame's bytes
+        self._blocked: deque[tuple[Link, bytes]] = deque()
         self._blocked_counts: dict[Link, int] = {}  # frames per link; links without any are absent
         self._waiting: dict[SenderLink, None] = {}  # for the window, in the order in which they were blocked
         self._unsettled = UnsettledDeliveries()
@@ -350,11 +350,17 @@ class Session:
         self.connection.send_performative(self.local_channel, performative)
 
     def send_frames(self, link: Link, frames: list[list[Payload]]) -> None:
-        sizes = [sum(map(len, frame)) for frame in frames]
-        self._blocked.extend((link, frame, size) for frame, size in zip(frames, sizes, strict=True))
-        self._blocked_counts[link] = self._blocked_counts.get(link, 0) + len(frames)
-        self.account.blocked_bytes += sum(sizes)
-        self._send_blocked()
+        count = 0 if self._blocked else min(len(frames), max(0, self.remote_incoming_window))
+        for frame in frames[:count]:
+            self.output.extend(frame)
+        self._count_outgoing(count)
+        if count < len(frames):
+            # Copied: a frame's buffers are slices, and the last one would keep the whole message, or a batch
+            # of them, for as long as the peer likes.
+            blocked = [b"".join(frame) for frame in frames[count:]]
+            self._blocked.extend((link, frame) for frame in blocked)
+            self._blocked_counts[link] = self._blocked_counts.get(link, 0) + len(blocked)
+            self.account.blocked_bytes += sum(map(len, blocked))
 
     def accept(self, first_delivery_id: int, last_delivery_id: int) -> None:
         frames = self._accepted.add(first_delivery_id, last_delivery_id)
@@ -389,7 +395,7 @@ class Session:
         """Nothing may follow the link's detach."""
         if link in self._blocked_counts:
             kept = [entry for entry in self._blocked if entry[0] is not link]
-            self.account.blocked_bytes -= sum(size for owner, _, size in self._blocked if owner is link)
+            self.account.blocked_bytes -= sum(len(frame) for owner, frame in self._blocked if owner is link)
             self._blocked = deque(kept)
             del self._blocked_counts[link]
             self._wake_waiting()
@@ -560,7 +566,7 @@ class Session:
                 link.wake()
 
     def _clear_blocked(self) -> None:
-        self.account.blocked_bytes -= sum(size for _, _, size in self._blocked)
+        self.account.blocked_bytes -= sum(len(frame) for _, frame in self._blocked)
         self._blocked.clear()
         self._blocked_counts.clear()
         self._waiting.clear()
@@ -569,12 +575,15 @@ class Session:
         blocked, counts, output = self._blocked, self._blocked_counts, self.output
         count = min(len(blocked), max(0, self.remote_incoming_window))
         for _ in range(count):
-            link, frame, size = blocked.popleft()
-            output.extend(frame)
-            self.account.blocked_bytes -= size
+            link, frame = blocked.popleft()
+            output.append(frame)
+            self.account.blocked_bytes -= len(frame)
             counts[link] -= 1
             if not counts[link]:
                 del counts[link]
+        self._count_outgoing(count)
+
+    def _count_outgoing(self, count: int) -> None:
         self.remote_incoming_window -= count
         self.next_outgoing_id = (self.next_outgoing_id + count) & SERIAL_MASK
 
