@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -214,7 +215,8 @@ def test_added_partitions_are_used_from_the_next_micro_batch_on(hub_service: Hub
 def test_a_worker_with_a_tracer_provider_links_to_the_contexts_in_its_rows(
     hub_service: HubService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One span per task; the rows' properties stay as they are, so that a repeat is recognised."""
+    """One span per task; the rows' properties stay as they are, so that a repeat is recognised. Text that is
+    not UTF-8, as Spark casts it from bytes, is sent with U+FFFD."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     hub = hub_service.create_hub(partition_count=1)
@@ -231,17 +233,20 @@ def test_a_worker_with_a_tracer_provider_links_to_the_contexts_in_its_rows(
     schema = pa.schema([("body", pa.string()), ("properties", pa.map_(pa.string(), pa.string()))])
     listed = [None if each is None else list(each.items()) for each in properties]
     rows = pa.RecordBatch.from_pydict({"body": list("abcde"), "properties": listed}, schema)
+    starts: Any = pa.array([0, 1], pa.int32())
+    cast = pa.MapArray.from_arrays(starts, pa.array(["traceparent"]), pa.array([b"\xff"]).view(pa.string()))
+    strange = pa.RecordBatch.from_pydict({"body": ["f"], "properties": cast}, schema)
     identity = TaskIdentity("traced", 0, 0)
-    write_task(options, identity, iter([rows]))
+    write_task(options, identity, iter([rows, strange]))
     with monkeypatch.context() as patch:
         patch.setattr(trace, "_TRACER_PROVIDER", provider)  # set_tracer_provider works once in a process
-        repeated = write_task(options, identity, iter([rows, rows.select(["body"]).slice(0, 0)]))
-    assert repeated.found_count == len(properties)
+        repeated = write_task(options, identity, iter([rows, strange, rows.select(["body"]).slice(0, 0)]))
+    assert repeated.found_count == len(properties) + 1
     (span,) = exporter.get_finished_spans()
     assert span.name == f"send {hub}"
     assert sorted(link.context.span_id for link in span.links) == [1, 2]
     stored = [found for _, _, found in events_of(hub_service, hub)["0"]]
-    assert stored == [each or {} for each in properties]
+    assert stored == [*(each or {} for each in properties), {"traceparent": "\ufffd"}]
     provider.shutdown()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from tests.support.responses import section_lengths
 
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError
 from tidegate.model.partition_key import partition_for_key
-from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch
+from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch, sendable_rows
 from tidegate.spark.hub_sink.writer import producer_of
 from tidegate.spark.runtime.workers import TaskIdentity
 from tidegate.wire.batch import iter_events
@@ -99,6 +100,34 @@ def test_a_row_that_cannot_be_an_event_is_named(row: _Row, error: type[Exception
     assert list(cutter.add(_rows(good * 10))) == []
     with pytest.raises(error, match=words):
         list(cutter.add(_rows([*good, row])))
+
+
+def test_text_that_is_not_utf8_is_sent_with_replaced_characters() -> None:
+    """Spark casts any bytes to a string, and its ``left`` took four of these for one character. The body, in
+    which an event may have any bytes, and keys that are too long but text stay as they are."""
+    keys = pa.array([b"k\xff", None, b"\xf0abc" * 128, b"k"]).view(pa.string())
+    texts = pa.array([b"\xff", b"v", None, b"v"]).view(pa.string())
+    starts: Any = pa.array([0, 2, 2, 3, 4], pa.int32())
+    maps = pa.MapArray.from_arrays(starts, texts.fill_null("n"), texts)
+    columns = {"body": texts.fill_null(""), "partitionKey": keys, "properties": maps}
+    rows = sendable_rows(pa.RecordBatch.from_pydict(columns))
+    cutter = BatchCutter(("0",), 10_000, first_turn=0)
+    (batch,) = [*cutter.add(rows), *cutter.finish()]
+    events = [decode_event(each) for each in iter_events(batch.sections, section_lengths(batch.sections))]
+    assert [(event.body, event.partition_key, dict(event.properties)) for event in events] == [
+        (b"\xff", "k\ufffd", {"\ufffd": "\ufffd", "v": "v"}),
+        (b"v", None, {}),
+        (b"", "\ufffdabc" * 32, {"n": None}),
+        (b"v", "k", {"v": "v"}),
+    ]
+    long = pa.RecordBatch.from_pydict(
+        {
+            "body": texts.fill_null(""),
+            "partitionKey": pa.array([b"\xff", b"k" * 129, b"k", b"k"]).view(pa.string()),
+        }
+    )
+    with pytest.raises(InvalidArgumentError, match="Row 5 of the task has a partitionKey of over 128"):
+        list(cutter.add(sendable_rows(long)))
 
 
 def test_identities_differ_and_epochs_wrap() -> None:

@@ -35,7 +35,7 @@ from tidegate.spark.sql_sink.writer import (
     check_lost,
     check_partitions_whole,
 )
-from tidegate.sql import BatchResult, CheckpointReader, Database
+from tidegate.sql import BatchResult, CheckpointReader, Database, DeadLetters
 from tidegate.sql.commit.batch import commit_batches
 from tidegate.sql.commit.partition_batch import PartitionBatch
 from tidegate.sql.core.writer_lock import WriterLock
@@ -99,6 +99,24 @@ def test_each_checkpoint_has_the_history_of_its_partition(plan: SinkPlan) -> Non
         "2": None,
         "3": None,
     }
+
+
+def test_an_error_that_quotes_a_body_that_is_no_text(plan: SinkPlan) -> None:
+    """Spark casts any bytes to a string; so may a partition key that a step made of them."""
+    texts = {
+        "_error": pa.array([None, b"not \xff", b"not a reading"]),
+        "partitionKey": pa.array([b"a", b"k\xff", b"c"]),
+    }
+    rows = _rows(0, 3)
+    for name, values in texts.items():
+        rows = rows.append_column(name, values.view(pa.string()))
+    TaskWriter(plan).write(iter([rows]))
+    found = DeadLetters(Database.shared(plan.database_url)).list()
+    assert [(letter.sequence_number, letter.reason, letter.partition_key) for letter in found] == [
+        (1, "not \ufffd", "k\ufffd"),
+        (2, "not a reading", "c"),
+    ]
+    assert plan.checkpoints()["0"] == 3
 
 
 def test_rows_of_events_that_are_committed_are_an_error(plan: SinkPlan) -> None:

@@ -236,6 +236,30 @@ def test_refused_rows_are_put_aside_where_that_was_asked_for(database: Database,
     assert letters[0].pipeline == "states"
 
 
+def test_a_row_whose_text_is_not_utf8_becomes_a_dead_letter(database: Database) -> None:
+    """Spark casts any bytes to a string; the row that the database refuses can still be read."""
+    sink = Sink(database, {"states": LedgerTable(states)}, is_refused_dead_lettered=True)
+    rows = [event(number, home=number, room="hall") for number in range(3)]
+    data = pa.Table.from_pylist(rows, schema=_schema_of(rows))
+    for name in ("note", "partitionKey"):
+        texts = pa.array([b"ok", b"k\xff", b"ok"]).view(pa.string())
+        data = data.append_column(name, texts) if name == "note" else data.set_column(6, name, texts)
+    result = sink.commit(BatchContents({"states": [data]}))
+    assert result == LedgerResult(0, 2, 1)
+    assert [row[0] for row in sink.contents_of(states)] == [0, 2]
+    (letter,) = DeadLetters(database).list()
+    assert (letter.sequence_number, letter.partition_key) == (1, "k\ufffd")
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_an_error_quotes_a_body_that_is_no_text(database: Database, kind: pa.DataType) -> None:
+    """As a step does, cast or not: it is a dead letter, with U+FFFD where the bytes are not UTF-8."""
+    sink = Sink(database, {"states": LedgerTable(states)})
+    row = pa.Table.from_pylist([event(4)]).append_column("_error", pa.array([b"not \xff"]).view(kind))
+    assert sink.commit(BatchContents(letters=[letter_rows(row)])) == LedgerResult(0, 0, 1)
+    assert [letter.reason for letter in DeadLetters(database).list()] == ["not \ufffd"]
+
+
 def test_events_in_error_become_dead_letters_and_give_no_row(database: Database, is_staged: bool) -> None:
     """Rows, dead letters and the ledger's row are one transaction; a repeated batch adds no attempt."""
     sink = Sink(database, {"states": LedgerTable(states), "alarms": LedgerTable(alarms, WriteMode.APPEND)})

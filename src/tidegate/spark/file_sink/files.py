@@ -6,7 +6,7 @@ may choose the values, and must not be able to stop the query for good by them:
 - Long names are shortened to a beginning and a hash. After the manifest, a file must be able to get its name.
 - No name ends with a dot or a blank, which Azure and Windows drop.
 - Files are numbered within the task, as two folders may be one for storage that ignores case.
-- Text is made UTF-8, and JSON has null for times that Python does not have (``values``).
+- Text is made UTF-8, and JSON has null for times that Python does not have (``columns.valid``).
 - Any number of combinations may occur: those that had no rows for longest continue in another file.
 """
 
@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tidegate.columns.valid import with_known_times, with_valid_text
 from tidegate.spark.file_sink.commits import StagedFile
 from tidegate.spark.file_sink.options import HASH_BYTES, FileFormat, FileSinkOptions, folder_begin
 from tidegate.spark.file_sink.storage import FileSinkError, SinkFolder
-from tidegate.spark.file_sink.values import with_known_times, with_valid_text
 
 _FILES_OPEN_MAX: Final = 256
 """Our choice: each holds a row group or a block in memory."""

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.columns.valid import valid_text
 from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, NotFoundError
 from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
 from tidegate.model.partition_key import partition_for_key
@@ -52,6 +53,21 @@ class _Open:
     pieces: list[memoryview] = field(default_factory=list)
     size_bytes: int = 0
     event_count: int = 0
+
+
+def sendable_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with text that is UTF-8 wherever an event must have it: everywhere but in the body."""
+    for index, field_ in enumerate(rows.schema):
+        column = rows.column(index)
+        if field_.name == "body" or (valid := valid_text(column)) is column:
+            continue
+        if field_.name == "partitionKey":
+            # Spark's ``left`` can count four bytes that are not UTF-8 as one character.
+            is_changed = _compute.not_equal(column.view(pa.binary()), valid.view(pa.binary()))
+            cut = _compute.utf8_slice_codeunits(valid, 0, PARTITION_KEY_CHARACTERS_MAX)
+            valid = _compute.if_else(is_changed, cut, valid)
+        rows = rows.set_column(index, field_, valid)
+    return rows
 
 
 class BatchCutter:

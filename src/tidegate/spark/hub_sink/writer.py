@@ -31,7 +31,7 @@ from pyspark.sql.types import StructType
 
 from tidegate.client import HubLayout, ProducerIdentity, RepeatableProducer, RepeatableWork
 from tidegate.model.errors import ProducerEpochStolenError, RepeatDiffersError
-from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch
+from tidegate.spark.hub_sink.batches import BatchCutter, HubBatch, sendable_rows
 from tidegate.spark.hub_sink.options import HubSinkOptions, check_columns
 from tidegate.spark.runtime.options import check_appends
 from tidegate.spark.runtime.versions import ArrowWriter
@@ -121,6 +121,7 @@ def write_task(
     failure the next task connects again.
     """
     freeze_loaded_modules()
+    batches = map(sendable_rows, batches)
     tracing = find_tracing()
     try:
         if tracing is None:

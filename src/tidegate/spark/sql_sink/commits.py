@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tidegate.columns.valid import with_valid_text
 from tidegate.model.events import ReceivedEvent
 from tidegate.spark.source.hub import HubReader
 from tidegate.spark.sql_sink.accounting import SequenceNumbers, sequence_numbers_of
@@ -172,7 +173,7 @@ class _Places:
 
     def _kept(self, sequence_number: int) -> EventPlace:
         position = int(np.searchsorted(self._numbers, sequence_number))
-        row = self._rows.slice(position, 1)
+        row = with_valid_text(self._rows.slice(position, 1))
         key: str | None = None
         if PARTITION_KEY_COLUMN in row.column_names:
             key = row.column(PARTITION_KEY_COLUMN)[0].as_py()

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Table, types
 
 from tidegate.columns.schema import TYPES
+from tidegate.columns.valid import valid_text
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.arrow_rows import ArrowRows, SequenceNumbers
 from tidegate.sql.core.halving import failures_of
@@ -276,7 +277,8 @@ def _failures(
 ) -> list[tuple[int, TransformationError]]:
     """The events that have a reason, each with its first."""
     places = np.flatnonzero(pc.is_valid(reasons).to_numpy())
-    values = reasons.filter(pc.is_valid(reasons)).to_pylist()
+    # A step in Spark may quote a body that is not text.
+    values = valid_text(reasons.filter(pc.is_valid(reasons))).to_pylist()
     first: dict[int, TransformationError] = {}
     for number, reason in zip(row_numbers[places].tolist(), values, strict=True):
         if number not in first:

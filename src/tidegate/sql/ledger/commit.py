@@ -17,6 +17,7 @@ import pyarrow.compute
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text, delete
 
 from tidegate.columns.schema import TYPES
+from tidegate.columns.valid import with_valid_text
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.times import milliseconds_of
 from tidegate.sql.core.checkpoint_rows import CheckpointRows
@@ -226,12 +227,14 @@ def _of_table(rows: pa.Table, target: LedgerTable) -> pa.Table:
 
 
 def letter_rows(rows: pa.Table) -> pa.Table:
-    """The dead letters' columns of the rows; missing ones are null."""
+    """The dead letters' columns of the rows, with valid text; missing ones are null."""
     columns: list[Any] = [
-        rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        rows.column(field.name).cast(options=_compute.CastOptions(field.type, allow_invalid_utf8=True))
+        if field.name in rows.column_names
+        else pa.nulls(rows.num_rows, field.type)
         for field in LETTER_SCHEMA
     ]
-    return pa.Table.from_arrays(columns, names=LETTER_SCHEMA.names).cast(LETTER_SCHEMA)
+    return with_valid_text(pa.Table.from_arrays(columns, schema=LETTER_SCHEMA))
 
 
 def letters_of_refused(refused: Sequence[RefusedRow]) -> pa.Table:

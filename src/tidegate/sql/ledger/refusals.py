@@ -9,6 +9,7 @@ from itertools import islice
 
 import pyarrow as pa
 
+from tidegate.columns.valid import with_valid_text
 from tidegate.model.errors import DatabaseError
 from tidegate.sql.core.halving import failures_of
 from tidegate.sql.core.unit_of_work import RowsRefusedError
@@ -52,7 +53,8 @@ def write_halving(
         lambda low, until: write(rows.slice(low, until - low)), 0, rows.num_rows, RowsRefusedError
     )
     return [
-        RefusedRow(rows.slice(index, 1).to_pylist()[0], error) for index, error in islice(found, refused_max)
+        RefusedRow(with_valid_text(rows.slice(index, 1)).to_pylist()[0], error)
+        for index, error in islice(found, refused_max)
     ]
 
 

@@ -1,14 +1,14 @@
-"""Makes rows writable that a sender can spoil: text that is not UTF-8, and times that Python does not have.
+"""Makes columns readable that a sender can spoil: text that is not UTF-8, times that Python does not have.
 
-Spark casts any bytes to a string, and has years up to 294247. Both are in columns of types that readers of
-the files, and Python, expect to be valid; an error would stop the query for good.
+Spark casts any bytes to a string, and has years up to 294247. Both are in columns of types that Python, and
+readers of files and events, expect to be valid; an error would stop the query for good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,27 +18,38 @@ _LAST_TIME: Final = datetime(9999, 12, 30, tzinfo=UTC)
 """A day from Python's limits, as a time zone may move it."""
 
 _compute: Any = pc
+_Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
 
 
-def with_valid_text(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows, with U+FFFD in place of bytes that are not UTF-8; themselves if there are none."""
+def with_valid_text(rows: _Rows) -> _Rows:
+    """The rows, with U+FFFD in place of bytes that are not UTF-8."""
+    return _with_columns(rows, valid_text)
+
+
+def valid_text(column: Any) -> Any:
+    """The array, whole or in chunks, with U+FFFD in place of bytes that are not UTF-8; itself if there are
+    none."""
     try:
-        rows.validate(full=True)
+        column.validate(full=True)
     except pa.ArrowInvalid:
-        return _changed(rows, _valid_text)
-    return rows
+        return _changed(column, _valid_text)
+    return column
 
 
-def with_known_times(rows: pa.RecordBatch) -> pa.RecordBatch:
+def with_known_times(rows: _Rows) -> _Rows:
     """The rows, with null in place of times and dates outside of the years 1 to 9999."""
-    return _changed(rows, _known_times)
+    return _with_columns(rows, lambda column: _changed(column, _known_times))
 
 
-def _changed(rows: pa.RecordBatch, change: Callable[[Any], Any]) -> pa.RecordBatch:
+def _with_columns(rows: _Rows, change: Callable[[Any], Any]) -> _Rows:
+    return type(rows).from_arrays([change(column) for column in rows.columns], schema=rows.schema)
+
+
+def _changed(column: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_changed(chunk, change) for chunk in column.chunks], column.type)
     # Copied, so that no array begins within its buffers.
-    copied = rows.take(pa.array(range(rows.num_rows), pa.int64()))
-    columns = [_with_leaves(column, change) for column in copied.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+    return _with_leaves(column.take(pa.array(range(len(column)), pa.int64())), change)
 
 
 def _with_leaves(column: Any, change: Callable[[Any], Any]) -> Any:
