@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from io import BytesIO
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import fastavro
 import pytest
-from tests.spark.capture_support import azure_record, write_file
+from tests.spark.capture_support import START_S, azure_record, write_file
 
+from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.spark.capture.container import CaptureFileError, decode_records, iter_blocks, read_header
 from tidegate.spark.capture.files import CaptureFiles, open_capture_files
 from tidegate.spark.capture.names import CaptureFile
 from tidegate.spark.capture.options import CaptureOptions
-from tidegate.spark.capture.reader import probe_file
+from tidegate.spark.capture.reader import CaptureReader, probe_file
 from tidegate.wire.capture import AVRO_SCHEMA, guessable_marker
 
 
@@ -111,10 +113,68 @@ def test_files_of_others_are_named(data: bytes, words: str) -> None:
 
 def test_a_schema_that_has_grown_is_read(tmp_path: Path) -> None:
     """A field more, and another type in the unions: the file's own schema says how it is to be read."""
-    schema = {**AVRO_SCHEMA, "fields": [*AVRO_SCHEMA["fields"], {"name": "More", "type": "int"}]}  # type: ignore[misc]
-    record = azure_record(3) | {"More": 5}
+    values = ["boolean", "string"]
+    schema = _schema(
+        Properties={"type": "map", "values": values}, Body={"type": "bytes"}, More=["null", "int"]
+    )
+    record = azure_record(3, Properties={"on": True}) | {"More": 5}
     assert _read(_avro(schema, [record])) == [record]
     assert _read(_avro(schema, [record]), "SequenceNumber") == [{"SequenceNumber": 3}]
+
+
+def _schema(**types: object) -> dict[str, Any]:
+    """Capture's schema, with other types of these fields, or more fields."""
+    fields: Any = AVRO_SCHEMA["fields"]
+    merged = {field["name"]: field["type"] for field in fields} | types
+    return {**AVRO_SCHEMA, "fields": [{"name": name, "type": kind} for name, kind in merged.items()]}
+
+
+_NODE = {"type": "record", "name": "node", "fields": [{"name": "next", "type": ["null", "node"]}]}
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "value"),
+    [
+        ("SequenceNumber", "double", 1.5),
+        ("SequenceNumber", {"type": "long", "logicalType": "timestamp-millis"}, 0),
+        ("Offset", "long", 3),
+        ("EnqueuedTimeUtc", "long", 3),
+        ("SystemProperties", "string", "x"),
+        ("SystemProperties", ["null", {"type": "map", "values": "string"}], None),
+        ("Properties", {"type": "array", "items": "string"}, ["x"]),
+        ("Properties", {"type": "map", "values": {"type": "map", "values": "string"}}, {"a": {"b": "c"}}),
+        ("Body", "string", "x"),
+        ("More", {"type": "array", "items": "null"}, [None]),
+        ("More", _NODE, {"next": {"next": None}}),
+    ],
+)
+def test_a_file_whose_fields_have_other_types_is_a_bad_one(
+    tmp_path: Path, field: str, kind: Any, value: object
+) -> None:
+    """Its values would end the query as errors of another kind, which skipBadFiles does not skip; records in
+    records could end the process, and an array of nulls take its memory."""
+    data = _avro(_schema(**{field: kind}), [azure_record(5) | {field: value}])
+    with pytest.raises(CaptureFileError, match=r"^f\.avro is an Avro file, but not one of Capture"):
+        _read(data)
+    write_file(tmp_path, [azure_record(number) for number in range(3)])
+    write_file(tmp_path, [], time_s=START_S + 60).write_bytes(data)
+    reader = CaptureReader(
+        CaptureOptions.parse({"path": str(tmp_path), "skipBadFiles": "true"}), EVENT_COLUMNS
+    )
+    assert sum(rows.num_rows for part in reader.partitions() for rows in reader.read(part)) == 3
+
+
+@pytest.mark.parametrize("depth", [500, 100_000])
+def test_a_schema_of_very_many_levels_is_a_bad_one(depth: int) -> None:
+    """fastavro decodes each level within the one before, without a limit."""
+    deep = '{"type":"array","items":' * depth + '"long"' + "}" * depth
+    schema = json.dumps(_schema(More="MORE")).replace('"MORE"', deep)
+    header = BytesIO(b"Obj\x01")
+    header.seek(4)
+    metadata = {"avro.schema": schema.encode(), "avro.codec": b"null"}
+    fastavro.schemaless_writer(header, {"type": "map", "values": "bytes"}, metadata)
+    with pytest.raises(CaptureFileError, match="not one of Capture"):
+        _read(header.getvalue() + b"a marker 16 long")
 
 
 @pytest.fixture

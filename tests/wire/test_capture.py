@@ -11,6 +11,7 @@ import fastavro
 import pytest
 from tests.support.calls import calls_of
 
+from tidegate.amqp.message import decode_message
 from tidegate.model.capture import NAME_FORMAT_DEFAULT
 from tidegate.model.events import EventContents, EventData
 from tidegate.wire.capture import (
@@ -18,6 +19,7 @@ from tidegate.wire.capture import (
     PROPERTY_TYPES,
     capture_file_name,
     capture_record,
+    encoded_event,
     enqueued_time_text,
     system_properties,
     undecodable_record,
@@ -156,6 +158,15 @@ def test_a_body_of_another_kind_has_a_form(value: object, body: bytes) -> None:
     record = _written(capture_record(0, "t", EventContents(b"", body_value=value)))
     assert isinstance(record, dict)
     assert record["Body"] == body
+
+
+@pytest.mark.parametrize(("number", "kept"), [(7, 7), (2**32, None), (-1, None)])
+def test_a_group_sequence_that_amqp_lacks_is_left_out(number: int, kept: int | None) -> None:
+    """Of another program's file, whose events are read for all that."""
+    encoded = encoded_event(b"x", {}, {"group-sequence": number, "subject": "s"})
+    found = decode_message(encoded).properties
+    assert found is not None
+    assert (found.group_sequence, found.subject) == (kept, "s")
 
 
 def test_bytes_that_are_no_message_are_kept() -> None:

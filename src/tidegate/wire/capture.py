@@ -351,7 +351,7 @@ def _standard(values: Mapping[str, AvroValue]) -> Properties | None:
         elif name in ("absolute_expiry_time", "creation_time"):
             typed[name] = _timestamp(value)
         elif name == "group_sequence":
-            typed[name] = UInt(value) if isinstance(value, int) else None
+            typed[name] = UInt(value) if isinstance(value, int) and 0 <= value < 1 << 32 else None
         elif name == "user_id":
             typed[name] = value if isinstance(value, bytes) else str(value).encode()
         elif name in ("message_id", "correlation_id"):

@@ -47,6 +47,17 @@ Record = dict[str, Any]
 FIELD_NAMES: Final = tuple(field["name"] for field in AVRO_SCHEMA["fields"])  # type: ignore[attr-defined]
 
 _MAPS: Final = frozenset({"SystemProperties", "Properties"})
+_PLAIN: Final = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+_MAPS_OF_PLAIN: Final = frozenset(f"map of {kind}" for kind in _PLAIN)
+_FIELD_TYPES: Final = {
+    "SequenceNumber": frozenset({"int", "long"}),
+    "Offset": frozenset({"string"}),
+    "EnqueuedTimeUtc": frozenset({"string"}),
+    "SystemProperties": _MAPS_OF_PLAIN,
+    "Properties": _MAPS_OF_PLAIN,
+    "Body": frozenset({"null", "bytes"}),
+}
+"""The types of a field's values that this package reads, in the notation of ``_types_of``."""
 
 
 class CaptureFileError(TidegateError):
@@ -150,25 +161,44 @@ def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
     return inflated
 
 
+def _check_schema(schema_text: str, name: str) -> None:
+    problem = _problem_of(schema_text)
+    if problem is not None:
+        raise CaptureFileError(f"{name} is an Avro file, but not one of Capture: {problem}.", next_step=_SKIP)
+
+
 @lru_cache(maxsize=64)
-def _parsed_fields(schema_text: str) -> dict[str, dict[str, object]] | None:
-    """The fields of a record schema by name; None if the text is not one."""
+def _problem_of(schema_text: str) -> str | None:
+    """Why a file with this schema is not read; None: it is.
+
+    Only single values and maps of them, also in fields that Capture may get. Values of other types could
+    ruin the process before anything is seen of them: fastavro decodes records within records without a limit
+    of depth, and an array of nulls takes no bytes.
+    """
     try:
         schema = json.loads(schema_text)
+        fields = schema["fields"] if schema["type"] == "record" else []
+        types = [(field["name"], _types_of(field["type"])) for field in fields]
+        missing = set(FIELD_NAMES).difference(name for name, _ in types)
+        if missing:
+            return f"its records lack {min(missing, key=FIELD_NAMES.index)}"
+        if not all(kinds <= _FIELD_TYPES.get(name, _PLAIN | _MAPS_OF_PLAIN) for name, kinds in types):
+            return "its fields have other types"
         fastavro.parse_schema(schema)
-        return {field["name"]: field for field in schema["fields"]} if schema["type"] == "record" else None
-    except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException):
-        return None
+    except Exception:  # RecursionError, and whatever a schema that is not one makes fastavro raise
+        return "its schema does not parse"
+    return None
 
 
-def _check_schema(schema_text: str, name: str) -> None:
-    fields = _parsed_fields(schema_text)
-    missing = FIELD_NAMES if fields is None else tuple(field for field in FIELD_NAMES if field not in fields)
-    if missing:
-        raise CaptureFileError(
-            f"{name} is an Avro file, but not one of Capture: its records lack {missing[0]}.",
-            next_step=_SKIP,
-        )
+def _types_of(written: object) -> set[str]:
+    """The types of values that an Avro type allows, those in a map as "map of …"."""
+    if isinstance(written, list):
+        return set().union(*map(_types_of, written))
+    if not isinstance(written, dict) or "logicalType" in written:
+        return {str(written)}
+    if written["type"] == "map":
+        return {f"map of {kind}" for kind in _types_of(written["values"])}
+    return _types_of(written["type"])
 
 
 @lru_cache(maxsize=64)
