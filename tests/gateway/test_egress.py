@@ -122,6 +122,7 @@ async def test_an_append_wakes_its_readers_in_turns(pair: Pair, broker: Broker) 
     seen = []
     partition = broker.event_hub("hub").partition("0")
     last = partition.open_reader(0, lambda: seen.append((pair.turns, pair.bytes_to_client)))
+    assert last.take(1) == []
     await _append(broker, "new")
     await pair.wait_for(lambda: all(pair.deliveries(link) for link in links))
     last.close()

@@ -108,8 +108,8 @@ class PartitionLog(Protocol):
     def open_reader(self, start_sequence_number: int, wake: Callable[[], None]) -> LogReader:
         """Read from an event on; from the oldest one if retention removed it.
 
-        wake: called on the loop when more can be taken, and when the log is closed; one call may be for many
-        appends. It must neither block nor raise.
+        wake: called on the loop when more can be taken, if the last ``take`` returned nothing, and when the
+        log is closed; one call may be for many appends. It must neither block nor raise.
         """
         ...
 

@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 
 from tidegate.model.errors import ClosedError, LogFailedError, ServerBusyError, TidegateError
 from tidegate.storage.backup import FileBackups, remove_leftovers
+from tidegate.storage.calls_in_turn import CallsInTurn
 from tidegate.storage.control.log import FileControlLog
 from tidegate.storage.engine import PartitionLog
 from tidegate.storage.failed_log import FailedLog
@@ -93,6 +94,7 @@ class LogManager:
         if is_threaded:
             self._executor = ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="tidegate-log-disk")
         self._hubs = HubsInTurn(self._executor, _READ_THREADS_MAX)
+        self._calls = CallsInTurn(self._loop)
         self._replay = replay
         self._checkpoints: Executor = (
             ThreadPoolExecutor(1, "tidegate-checkpoint") if is_threaded else InlineExecutor()
@@ -414,6 +416,7 @@ class LogManager:
             commit=self._commit,
             cache=self._cache,
             hubs=self._hubs,
+            calls=self._calls,
             admission=self,
             gaps=recovered.gaps,
             loop=self._loop,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tidegate.model.errors import LogFailedError, ServerBusyError, TidegateError
+from tidegate.storage.calls_in_turn import CallsInTurn
 from tidegate.storage.engine import Bounds, closed_error, copy_error
 from tidegate.storage.group_commit import GroupCommit
 from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
@@ -57,6 +58,7 @@ class FilePartitionLog:
         commit: GroupCommit,
         cache: SegmentCache,
         hubs: HubsInTurn,
+        calls: CallsInTurn,
         admission: Admission,
         gaps: tuple[tuple[int, int], ...],
         loop: asyncio.AbstractEventLoop,
@@ -68,12 +70,17 @@ class FilePartitionLog:
         """True once the hub is deleted or the service stops: no more events will come."""
         self._commit = commit
         self._cache = cache
-        self._cold_reads = ColdReads(hubs, directory.parent.name, loop)
+        self._hub_id = directory.parent.name
+        self._cold_reads = ColdReads(hubs, self._hub_id, loop, calls)
+        self._calls = calls
         self._admission = admission
         self._gaps = gaps
         self._loop = loop
         self.readers: dict[FileReader, Callable[[], None]] = {}
         """Open readers, and what wakes each."""
+        self.waiting: dict[FileReader, None] = {}
+        """Readers to wake when there are more events, since they found none: an append costs nothing for a
+        receiver without credit."""
         self._places: dict[int, Place] = {}
         self._appended_events = 0
         self._appended_bytes = 0
@@ -200,14 +207,20 @@ class FilePartitionLog:
             try:
                 try:
                     return look(view)
-                except NotInMemory as missing:
-                    loaded: asyncio.Future[Exception | None] = self._loop.create_future()
-                    self.load(missing, partial(_set_unless_done, loaded))
-                if error := await loaded:
+                except NotInMemory as found:
+                    missing = found.with_traceback(None)
+                loaded: asyncio.Future[Exception | None] = self._loop.create_future()
+                done = partial(_set_unless_done, loaded)
+                self.load(missing, done)
+                try:
+                    error = await loaded
+                finally:
+                    self.forget_load(missing, done)
+                if error is not None:
                     raise error
             except OSError as failure:
-                if error := self.read_error(failure, view):
-                    raise error from failure
+                if translated := self.read_error(failure, view):
+                    raise translated from failure
 
     def load(self, missing: NotInMemory, done: Callable[[Exception | None], None]) -> None:
         """Read what is missing on another thread, then call ``done`` on the loop with the error, or None."""
@@ -216,14 +229,20 @@ class FilePartitionLog:
         else:
             self._cold_reads.load(missing, done)
 
+    def forget_load(self, missing: NotInMemory, done: Callable[[Exception | None], None]) -> None:
+        """The caller of ``load`` waits no more; harmless when it is done."""
+        self._cold_reads.forget(missing, done)
+
     def read_error(self, error: Exception, view: LogView) -> Exception | None:
-        """The error for a reader of ``view``; None: try again, since retention has removed a segment after
-        the view was taken, and before its file was opened."""
+        """The error for a reader of ``view``, one for each; None: try again, since retention has removed a
+        segment after the view was taken, and before its file was opened."""
         if isinstance(error, FileNotFoundError):
             if self.writer.view.segments[:1] != view.segments[:1]:
                 return None
             return corrupt_error(Path(str(error.filename)), 0, "the file is missing")
-        return self._unreadable(error) if isinstance(error, OSError) else error
+        if isinstance(error, OSError):
+            return self._unreadable(error)
+        return copy_error(error) if isinstance(error, TidegateError) else error
 
     def remember(self, sequence_number: int, place: Place) -> None:
         """Let the next reader from this number begin at ``place``."""
@@ -267,10 +286,12 @@ class FilePartitionLog:
     # -- called by the manager, on the loop
 
     def deliver(self, requests: list[AppendRequest]) -> None:
-        """Answer the requests of a round, then wake the readers."""
+        """Answer the requests of a round, then wake the readers that wait for more events."""
+        is_more = False
         for request in requests:
             result, future = request.result, request.future
             if result is not None and not result.is_duplicate:
+                is_more = True
                 self._appended_events += request.event_count
                 self._appended_bytes += len(request.payload)
             if future.done():
@@ -280,13 +301,15 @@ class FilePartitionLog:
             else:
                 assert request.error is not None
                 future.set_exception(copy_error(request.error))
-        self._wake()
+        if is_more and self.waiting:
+            waiting, self.waiting = self.waiting, {}
+            self._wake(waiting)
 
     def close(self) -> None:
         """Refuse further appends, and wake the readers a last time."""
         if not self.is_closed:
             self.is_closed = True
-            self._wake()
+            self._wake(self.readers)
 
     def forget_files(self) -> None:
         """Close the files open for reading."""
@@ -317,9 +340,9 @@ class FilePartitionLog:
             next_step="Check the disk.",
         )
 
-    def _wake(self) -> None:
-        for reader in list(self.readers):
-            self.wake(reader)
+    def _wake(self, readers: Iterable[FileReader]) -> None:
+        # There may be thousands: a few in each pass of the event loop.
+        self._calls.add(self._hub_id, [reader.wake for reader in readers])
 
     def wake(self, reader: FileReader) -> None:
         """Wake a reader, unless it was closed."""
@@ -414,13 +437,14 @@ class FileReader:
         self._next = start_sequence_number
         self._place = place
         self._warmed = Warmed()
-        self._is_loading = False
+        self._loading: tuple[NotInMemory, Callable[[Exception | None], None]] | None = None
+        """What is being read into memory for it, and what is called then."""
         self._error: Exception | None = None
         """Of the last load, for the next ``take``."""
 
     def take(self, bytes_max: int) -> list[RecordBatch]:
         """See ``LogReader``."""
-        if self._is_loading:
+        if self._loading is not None:
             return []
         if self._error is not None:
             error, self._error = self._error, None
@@ -431,8 +455,8 @@ class FileReader:
             try:
                 batches, self._place = log.read_view(view, self._next, self._place, bytes_max, self._warmed)
             except NotInMemory as missing:
-                self._is_loading = True
-                log.load(missing, partial(self._on_loaded, view))
+                self._loading = missing.with_traceback(None), partial(self._on_loaded, view)
+                log.load(*self._loading)
                 return []
             except OSError as error:
                 if translated := log.read_error(error, view):
@@ -441,15 +465,25 @@ class FileReader:
                 break
         if batches:
             self._next = batches[-1].until_sequence_number
+        elif self in log.readers:
+            log.waiting[self] = None
         return batches
 
+    def wake(self) -> None:
+        """Call its ``wake``, unless it was closed."""
+        self._log.wake(self)
+
     def _on_loaded(self, view: LogView, error: Exception | None) -> None:
-        self._is_loading = False
+        self._loading = None
         self._error = None if error is None else self._log.read_error(error, view)
         self._log.wake(self)
 
     def close(self) -> None:
         """See ``LogReader``."""
+        if self._loading is not None:
+            self._log.forget_load(*self._loading)
+            self._loading = None
+        self._log.waiting.pop(self, None)
         if self._log.readers.pop(self, None) is not None and self._place is not None:
             self._log.remember(self._next, self._place)
 

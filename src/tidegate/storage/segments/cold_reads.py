@@ -1,7 +1,8 @@
 """What a reader needs and is not in memory: other threads read it, so that no disk stops the event loop.
 
 A look that would have to wait for the disk raises ``NotInMemory``; the caller hands that to ``ColdReads``,
-and looks again once it is there. A stuck file keeps the readers of its partition waiting, and one thread.
+and looks again once it is there. Those that miss the same place share its load, and a load that nothing
+waits for any more is left out. A stuck file keeps the readers of its partition waiting, and one thread.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tidegate.storage.calls_in_turn import CallsInTurn
 from tidegate.storage.files import Files, ReadableFile
 
 RECENT_BYTES = 4 * 1024 * 1024
@@ -29,9 +32,12 @@ _Done = Callable[[Exception | None], None]
 class NotInMemory(Exception):  # noqa: N818 - not an error
     """A look must wait for the disk."""
 
-    def __init__(self, load: Callable[[], Any], install: Callable[[Any], None]) -> None:
-        """load: gets it, on any thread; may raise. install: takes its result, on the event loop's thread."""
+    def __init__(self, place: Hashable, load: Callable[[], Any], install: Callable[[Any], None]) -> None:
+        """place: equal ones share a load. load: gets it, on any thread; may raise. install: takes its result,
+        on the event loop's thread; that of each look is called with the same result.
+        """
         super().__init__()
+        self.place = place
         self.load = load
         self.install = install
 
@@ -97,7 +103,9 @@ class CachedFile:
                 file.close()
 
         # At the end of the file there are fewer bytes than wanted, and the look finds that.
-        return NotInMemory(load, lambda read: warmed.add(path, position, max(count, read)))
+        return NotInMemory(
+            (path, position, count), load, lambda read: warmed.add(path, position, max(count, read))
+        )
 
 
 class InlineExecutor(Executor):
@@ -158,33 +166,51 @@ class HubsInTurn:
 class ColdReads:
     """The loads of one partition, one after another."""
 
-    def __init__(self, hubs: HubsInTurn, hub_id: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, hubs: HubsInTurn, hub_id: str, loop: asyncio.AbstractEventLoop, calls: CallsInTurn
+    ) -> None:
         self._hubs = hubs
         self._hub_id = hub_id
         self._loop = loop
-        self._waiting: deque[tuple[NotInMemory, _Done]] = deque()
-        self._is_busy = False
+        self._calls = calls
+        self._waiting: OrderedDict[Hashable, dict[_Done, NotInMemory]] = OrderedDict()
+        """Who waits for each place; the first is being loaded, and may have lost all who waited."""
+        self._loading: NotInMemory | None = None
 
     def load(self, missing: NotInMemory, done: _Done) -> None:
         """Load what is missing, then call ``done`` on the loop with the error, or None."""
-        self._waiting.append((missing, done))
-        if not self._is_busy:
+        self._waiting.setdefault(missing.place, {})[done] = missing
+        if self._loading is None:
             self._start()
 
+    def forget(self, missing: NotInMemory, done: _Done) -> None:
+        """``done`` waits no more; harmless after its call. What nothing else waits for is not loaded."""
+        place = missing.place
+        waiters = self._waiting.get(place)
+        if waiters is None or waiters.pop(done, None) is None or waiters:
+            return
+        if self._loading is None or self._loading.place != place:
+            del self._waiting[place]
+
     def _start(self) -> None:
-        self._is_busy = True
-        self._hubs.submit(self._hub_id, self._waiting[0][0].load).add_done_callback(self._pass_on)
+        self._loading = next(iter(next(iter(self._waiting.values())).values()))
+        self._hubs.submit(self._hub_id, self._loading.load).add_done_callback(self._pass_on)
 
     def _pass_on(self, loaded: Future[Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
             self._loop.call_soon_threadsafe(self._finish, loaded)
 
     def _finish(self, loaded: Future[Any]) -> None:
-        missing, done = self._waiting.popleft()
-        self._is_busy = False
+        assert self._loading is not None
+        first, self._loading = self._loading, None
+        waiters = self._waiting.pop(first.place)
         error = loaded.exception()
         if error is None:
-            missing.install(loaded.result())
+            first.install(loaded.result())  # also if its look was given up: the result may be an open file
+            for missing in waiters.values():
+                if missing is not first:
+                    missing.install(loaded.result())
         if self._waiting:
             self._start()
-        done(error if isinstance(error, Exception) else None)
+        reported = error if isinstance(error, Exception) else None
+        self._calls.add(self._hub_id, [partial(done, reported) for done in waiters])

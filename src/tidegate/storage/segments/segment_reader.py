@@ -75,7 +75,7 @@ class SegmentCache:
     def _missing(self, segment: Segment) -> NotInMemory:
         """Opens a segment, and reads the index of a sealed one."""
 
-        def load() -> tuple[ReadableFile, SparseIndex]:
+        def load() -> list[tuple[ReadableFile, SparseIndex]]:
             file = self._files.open_readable(segment.path)
             try:
                 check_segment_header(file, segment)
@@ -85,17 +85,19 @@ class SegmentCache:
             except BaseException:
                 file.close()
                 raise
-            return file, index
+            return [(file, index)]
 
-        def install(loaded: tuple[ReadableFile, SparseIndex]) -> None:
+        def install(loaded: list[tuple[ReadableFile, SparseIndex]]) -> None:
+            if not loaded:  # another look that shares the load took it
+                return
             self._close(segment)
-            segment.file, segment.index = loaded
+            segment.file, segment.index = loaded.pop()
             if segment.is_removed or self._is_closed:
                 self._close(segment)
             else:
                 self._touch(segment)
 
-        return NotInMemory(load, install)
+        return NotInMemory(segment, load, install)
 
     def _touch(self, segment: Segment) -> None:
         self._open[segment] = None
