@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from starlette.datastructures import FormData
 from tests.console.explorer_support import rows_of, send_events, words_of
 from tests.console.support import Answer, PlainBrowser, assert_accessible, console_service
 
+from tidegate.amqp.message import Message
 from tidegate.broker import Claim, SharedAccessPolicy
-from tidegate.console.explorer import send_page
+from tidegate.console.explorer import send_page, sending
+from tidegate.console.explorer.codec import EventEncoder
 from tidegate.console.explorer.properties import parse_properties
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData
@@ -94,6 +99,48 @@ def test_properties_that_no_event_holds_are_not_read(
     answer = plain_browser.post(f"/hubs/{hub}/explorer/send", fields)
     assert answer.status == 400
     assert "The properties have 7,000 characters" in words_of(answer)
+
+
+def test_an_event_has_only_so_many_properties(
+    service: HubService, hub: str, plain_browser: PlainBrowser
+) -> None:
+    """Each needs four bytes of it, and a hundred in memory."""
+    service.call(lambda server: server.broker.update_event_hub(hub, event_bytes_max=1024))
+    fields = {"body": "x", "properties": "".join(f"{number}=\n" for number in range(257))}
+    answer = plain_browser.post(f"/hubs/{hub}/explorer/send", fields)
+    assert answer.status == 400
+    assert "Line 257 of the properties is beyond 256 properties" in words_of(answer)
+
+
+@pytest.mark.parametrize("place", ["send", "sets"])
+def test_few_forms_are_read_at_once(
+    hub: str, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Protects the memory: 2 MB of text, which is all that is counted, became properties of 45 MB that waited
+    for a thread beside those of a hundred other forms."""
+    read, counts, lock = [0], list[int](), threading.Lock()
+
+    def parse(*given: Any, **named: Any) -> dict[object, object]:
+        with lock:
+            read[0] += 1
+            counts.append(read[0])
+        time.sleep(0.1)
+        return parse_properties(*given, **named)
+
+    class Encoder(EventEncoder):
+        def __init__(self, message: Message) -> None:
+            with lock:
+                read[0] -= 1
+            super().__init__(message)
+
+    monkeypatch.setattr(send_page, "parse_properties", parse)
+    monkeypatch.setattr(sending, "EventEncoder", Encoder)
+    plain_browser.get(f"/hubs/{hub}/explorer/send")
+    fields = {"body": "x", "lines": "x", "properties": "a=1"}
+    with ThreadPoolExecutor(4) as threads:
+        answers = threads.map(lambda _: plain_browser.post(f"/hubs/{hub}/explorer/{place}", fields), range(4))
+        assert [answer.status for answer in answers] == [303] * 4
+    assert max(counts) == 1
 
 
 class _Text(str):

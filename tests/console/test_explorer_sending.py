@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from tidegate.console.explorer.values import (
     EventQuery,
     RunState,
     SendPlan,
+    SingleEvent,
     Target,
 )
 from tidegate.model.errors import (
@@ -66,8 +66,25 @@ def _always() -> bool:
 
 def _plan(**changed: object) -> SendPlan:
     bodies = [b'{"d": 1}', b'{"d": 2}']
-    plan = {"hub": "hub", "bodies": bodies, "target": Target(), "repeats": 3, "events_per_s": 1000} | changed
+    plan = {"bodies": bodies, "target": Target(), "repeats": 3, "events_per_s": 1000} | changed
     return SendPlan(**plan)  # type: ignore[arg-type]
+
+
+def _send(
+    sender: EventSender,
+    body: bytes,
+    message: Message,
+    target: Target,
+    *,
+    may_go_on: Callable[[], bool] = _always,
+) -> Coroutine[Any, Any, tuple[str, int]]:
+    return sender.send("hub", lambda: SingleEvent(body, message, target), may_go_on=may_go_on)
+
+
+def _start(
+    sender: EventSender, plan: SendPlan, *, hub: str = "hub", may_go_on: Callable[[], bool] = _always
+) -> Coroutine[Any, Any, SendRun]:
+    return sender.start_run(hub, lambda: plan, may_go_on=may_go_on)
 
 
 def _with_property(value: str) -> Message:
@@ -82,7 +99,7 @@ async def test_one_event_goes_where_it_is_sent(
     message = Message(properties=_TEXT, application_properties={"n": "1"})
 
     async def send(target: Target, body: bytes = b"body") -> tuple[str, int]:
-        return await sender.send("hub", body, message, target, may_go_on=_always)
+        return await _send(sender, body, message, target)
 
     partition_id, number = await send(Target(partition_key="key"))
     assert partition_id == hub.partition_for("key").partition_id
@@ -104,10 +121,10 @@ async def test_nothing_is_stored_once_the_right_has_ended(broker: Broker, sender
     """Protects a revocation from what waits: the right is checked directly before each event or batch."""
     hub = await make_hub(broker, 1)
     with pytest.raises(UnauthorizedError, match="may no longer send"):
-        await sender.send("hub", b"x", Message(), Target(), may_go_on=lambda: False)
+        await _send(sender, b"x", Message(), Target(), may_go_on=lambda: False)
     checks = iter([True] * 3)
     plan = _plan(bodies=[b"x" * 900_000] * 10, repeats=10, events_per_s=10_000)
-    run = await sender.start_run(plan, may_go_on=lambda: next(checks, False))
+    run = await _start(sender, plan, may_go_on=lambda: next(checks, False))
     assert await _ended(sender, run.run_id) is RunState.STOPPED
     assert "may no longer send" in run.error
     assert run.sent == 3  # one per batch, of a hundred in its first step
@@ -120,7 +137,7 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender:
     target = Target(key_path=JsonPath.parse(".d"))
     standard = Properties(content_type=Symbol("application/json"))
     plan = _plan(target=target, message=Message(properties=standard, application_properties={"set": "a"}))
-    run = await sender.start_run(plan, may_go_on=_always)
+    run = await _start(sender, plan)
     assert await _ended(sender, run.run_id) is RunState.DONE
     done = sender.run("hub", run.run_id)
     assert (done.sent, done.total, done.error) == (6, 6, "")
@@ -139,11 +156,11 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender:
 async def test_a_set_stops_when_told(broker: Broker, sender: EventSender) -> None:
     """By its button, and by the loss of the right to send; what was stored is what it says."""
     hub = await make_hub(broker, 1)
-    run = await sender.start_run(_plan(repeats=1_000_000, events_per_s=50), may_go_on=_always)
+    run = await _start(sender, _plan(repeats=1_000_000, events_per_s=50))
     sender.stop_run("HUB", run.run_id)
     assert await _ended(sender, run.run_id) is RunState.STOPPED
     steps = iter((True, True))
-    other = await sender.start_run(_plan(repeats=1000, events_per_s=50), may_go_on=lambda: next(steps, False))
+    other = await _start(sender, _plan(repeats=1000, events_per_s=50), may_go_on=lambda: next(steps, False))
     assert await _ended(sender, other.run_id) is RunState.STOPPED
     assert "may no longer send" in sender.run("hub", other.run_id).error
     told = [sender.run("hub", known).sent for known in (run.run_id, other.run_id)]
@@ -160,7 +177,7 @@ async def test_a_busy_service_is_waited_for(broker: Broker, sender: EventSender)
     hub = await make_hub(broker, 1)
     broker.throughput.set_units(1)
     broker.throughput.use_up(600)
-    run = await sender.start_run(_plan(), may_go_on=_always)
+    run = await _start(sender, _plan())
     await _until(lambda: sender.run("hub", run.run_id).waits > 0)
     assert sender.run("hub", run.run_id).sent == 0
     broker.throughput.set_units(None)
@@ -171,13 +188,13 @@ async def test_a_busy_service_is_waited_for(broker: Broker, sender: EventSender)
 async def test_a_set_fails_with_a_reason(broker: Broker, sender: EventSender) -> None:
     """A hub that is deleted under it, or whose limit falls below its lines."""
     await make_hub(broker, 1)
-    run = await sender.start_run(_plan(repeats=1000, events_per_s=20), may_go_on=_always)
+    run = await _start(sender, _plan(repeats=1000, events_per_s=20))
     await broker.delete_event_hub("hub")
     assert await _ended(sender, run.run_id) is RunState.FAILED
     assert sender.run("hub", run.run_id).error
     await make_hub(broker, 1)
     plan = _plan(bodies=[b"x" * 2_000], repeats=1000, events_per_s=20)
-    run = await sender.start_run(plan, may_go_on=_always)
+    run = await _start(sender, plan)
     await broker.update_event_hub("hub", event_bytes_max=1024)
     assert await _ended(sender, run.run_id) is RunState.FAILED
     assert sender.run("hub", run.run_id).next_step == "Send fewer events per batch, or smaller ones."
@@ -202,7 +219,7 @@ async def test_sets_are_bounded(
     """What would run for ever or fill the memory is refused before anything is sent."""
     hub = await make_hub(broker, 1)
     with pytest.raises(InvalidArgumentError, match=words):
-        await sender.start_run(_plan(**changed), may_go_on=_always)
+        await _start(sender, _plan(**changed))
     assert hub.partitions[0].next_sequence_number == 0
 
 
@@ -211,16 +228,16 @@ async def test_lines_are_as_large_as_any_event(broker: Broker, sender: EventSend
     hub = await make_hub(broker, 1)
     bytes_max = hub.event_bytes_max
     with pytest.raises(EventTooLargeError, match=r"Line 2: .* bytes with its properties"):
-        await sender.start_run(
+        await _start(
+            sender,
             _plan(bodies=[b"x", b"x" * 1000], message=_with_property("x" * (bytes_max - 900))),
-            may_go_on=_always,
         )
     assert hub.partitions[0].next_sequence_number == 0
     largest = b"x" * (bytes_max - 8)  # a data section's beginning has 8 bytes
-    run = await sender.start_run(_plan(bodies=[largest], repeats=1), may_go_on=_always)
+    run = await _start(sender, _plan(bodies=[largest], repeats=1))
     assert await _ended(sender, run.run_id) is RunState.DONE
     with pytest.raises(EventTooLargeError):
-        await sender.start_run(_plan(bodies=[largest + b"x"], repeats=1), may_go_on=_always)
+        await _start(sender, _plan(bodies=[largest + b"x"], repeats=1))
 
 
 async def test_a_set_with_large_properties_stays_small(
@@ -240,7 +257,7 @@ async def test_a_set_with_large_properties_stays_small(
     monkeypatch.setattr(events_sending, "EventEncoder", Counting)
     plan = _plan(bodies=[b"x"] * 4_000, repeats=1, message=_with_property("x" * 64 * 1024))
     with pytest.raises(InvalidArgumentError, match="67,108,864 bytes, the key and the properties"):
-        await sender.start_run(plan, may_go_on=_always)
+        await _start(sender, plan)
     assert encoded_bytes < 68_000_000
 
 
@@ -259,17 +276,17 @@ async def test_a_long_key_is_refused_unencoded(
     for words, started in (
         (
             "The partition key has 129 characters",
-            sender.send("hub", b"x", Message(), target, may_go_on=_always),
+            _send(sender, b"x", Message(), target),
         ),
-        ("Line 1: The partition key", sender.start_run(_plan(target=target), may_go_on=_always)),
+        ("Line 1: The partition key", _start(sender, _plan(target=target))),
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             await started
     monkeypatch.undo()
     long = [b'{"d": "%s"}' % (b"k" * length) for length in (128, 129)]
     with pytest.raises(InvalidArgumentError, match="Line 2: The partition key has 129"):
-        await sender.start_run(
-            _plan(bodies=long, target=Target(key_path=JsonPath.parse(".d"))), may_go_on=_always
+        await _start(
+            sender, _plan(bodies=long, target=Target(key_path=JsonPath.parse(".d"))), may_go_on=_always
         )
     assert hub.partitions[0].next_sequence_number == 0
 
@@ -289,12 +306,12 @@ async def test_a_key_is_not_looked_for_in_a_large_body(
     monkeypatch.setattr(JsonPath, "text_in", parse)
     target, large = Target(key_path=JsonPath.parse(".d")), b"x" * (64 * 1024 + 1)
     for started in (
-        sender.send("hub", large, Message(), target, may_go_on=_always),
-        sender.start_run(_plan(target=target, bodies=[large]), may_go_on=_always),
+        _send(sender, large, Message(), target),
+        _start(sender, _plan(target=target, bodies=[large])),
     ):
         with pytest.raises(InvalidArgumentError, match="65,537 bytes; keys are looked for in 65,536"):
             await started
-    await sender.send("hub", large[1:], Message(), target, may_go_on=_always)
+    await _send(sender, large[1:], Message(), target)
     assert parsed == [64 * 1024]
 
 
@@ -319,7 +336,7 @@ async def test_a_set_leaves_only_figures(
     monkeypatch.setattr(events_sending, "_encoded", encoded)
     bodies = _Lines([b"line 1", b"line 2"])
     given = weakref.ref(bodies)
-    run = await sender.start_run(_plan(bodies=bodies, repeats=500, events_per_s=50), may_go_on=_always)
+    run = await _start(sender, _plan(bodies=bodies, repeats=500, events_per_s=50))
     del bodies
     await _until(lambda: given() is None)
     assert held[0]() is not None
@@ -340,15 +357,15 @@ async def test_sets_are_bounded_together(
         await broker.create_event_hub(name, partition_count=1)
     plan = _plan(bodies=[b"x" * 400], repeats=1000, events_per_s=1)
     monkeypatch.setattr(events_sending, "_ALL_ENCODED_BYTES_MAX", 1_000)
-    run = await sender.start_run(plan, may_go_on=_always)
+    run = await _start(sender, plan)
     with pytest.raises(QuotaExceededError, match="1,000 are the maximum"):
-        await sender.start_run(plan, may_go_on=_always)
-    await sender.start_run(replace(plan, hub="other"), may_go_on=_always)
+        await _start(sender, plan)
+    await _start(sender, plan, hub="other")
     with pytest.raises(QuotaExceededError, match="1,000 are the maximum"):
-        await sender.start_run(replace(plan, hub="third"), may_go_on=_always)
+        await _start(sender, plan, hub="third")
     sender.stop_run("hub", run.run_id)
     await _ended(sender, run.run_id)
-    await sender.start_run(replace(plan, hub="third"), may_go_on=_always)
+    await _start(sender, plan, hub="third")
 
 
 async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) -> None:
@@ -360,7 +377,7 @@ async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) ->
 
     async def start(hub: str) -> list[SendRun]:
         runs = await asyncio.gather(
-            *(sender.start_run(replace(plan, hub=hub), may_go_on=_always) for _ in range(5)),
+            *(_start(sender, plan, hub=hub) for _ in range(5)),
             return_exceptions=True,
         )
         refused = [run for run in runs if isinstance(run, BaseException)]
@@ -371,7 +388,7 @@ async def test_only_so_many_sets_at_once(broker: Broker, sender: EventSender) ->
     assert (len(started), len(await start("other"))) == (4, 2)
     sender.stop_run("hub", started[0].run_id)
     await _ended(sender, started[0].run_id)
-    await sender.start_run(replace(plan, hub="other"), may_go_on=_always)
+    await _start(sender, plan, hub="other")
 
 
 async def test_ended_sets_of_one_hub_leave_others_theirs(
@@ -381,10 +398,10 @@ async def test_ended_sets_of_one_hub_leave_others_theirs(
     await make_hub(broker, 1)
     await broker.create_event_hub("other", partition_count=1)
     monkeypatch.setattr(events_sending, "_ENDED_RUNS_MAX", 2)
-    first = await sender.start_run(_plan(hub="other"), may_go_on=_always)
+    first = await _start(sender, _plan(), hub="other")
     await _until(lambda: first.state is RunState.DONE)
     for spelling in ("hub", "Hub", "HUB"):
-        run = await sender.start_run(_plan(hub=spelling), may_go_on=_always)
+        run = await _start(sender, _plan(), hub=spelling)
         await _ended(sender, run.run_id)
     assert sender.runs("other") == [first]
     assert sender.runs("hub") == [run]

@@ -207,15 +207,20 @@ def _typed(value: PropertyValue) -> object:
     return amqp.ULong(value) if isinstance(value, int) and value >= 2**63 else value
 
 
-def parse_properties(text: str) -> dict[object, object]:
+def parse_properties(text: str, *, count_max: int | None = None) -> dict[object, object]:
     """Application properties from lines; empty lines are skipped.
 
-    Raises InvalidArgumentError naming an invalid line or one with a repeated name.
+    Raises InvalidArgumentError naming an invalid line, one with a repeated name, or one beyond the maximum.
     """
     found: dict[object, object] = {}
     for where, name, kind, value in _lines(text, "properties"):
         if name in found:
             raise InvalidArgumentError(f"{where} repeats {name[:_SHOWN_CHARACTERS]!r}.")
+        if len(found) == count_max:
+            raise InvalidArgumentError(
+                f"{where} is beyond {count_max:,} properties, more than an event can have here.",
+                next_step="Send fewer.",
+            )
         found[name] = _value(kind, value, where) if kind is not None else value
     return found
 

@@ -11,6 +11,7 @@ import string
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import Any, Final
 from urllib.parse import quote
@@ -43,6 +44,7 @@ from tidegate.console.explorer.values import (
     ExploredEvent,
     RunState,
     SendPlan,
+    SingleEvent,
     Target,
 )
 from tidegate.console.frame.errors import error_page, problem_page
@@ -57,6 +59,8 @@ from tidegate.model.validation import utf8
 _FORM_BYTES_MAX: Final = SEND_BYTES_MAX + 1024 * 1024
 _PROPERTY_CHARACTERS_PER_BYTE: Final = 6
 """Maximum characters of a form for one byte of an event's property; longer input is refused unread."""
+_BYTES_PER_PROPERTY_MIN: Final = 4
+"""Of an event: a name of one character, and null."""
 _FORM_CHARACTERS_MAX: Final = 1_200_000
 """Of the fields that a refused form is shown with again (our choice: more than the largest event has)."""
 _KEY_PATH_CHARACTERS_MAX: Final = 1_000
@@ -107,16 +111,13 @@ class SendPages(Pages):
         hub = request.path_params["hub"]
         require_send(request, hub)
         form = await form_of(request, bytes_max=_FORM_BYTES_MAX)
-        fields = await asyncio.to_thread(_texts, form)
+        bytes_max = self.events.broker.event_hub(hub).event_bytes_max
         try:
-            bytes_max = self.events.broker.event_hub(hub).event_bytes_max
-            body, message = await asyncio.to_thread(lambda: (_body(fields), _message(fields, bytes_max)))
-            may_send = self._may_send(request, hub)
             partition_id, number = await self.sender.send(
-                hub, body, message, _target(fields), may_go_on=may_send
+                hub, partial(_event_of, form, bytes_max), may_go_on=self._may_send(request, hub)
             )
         except TidegateError as error:
-            return self._form(request, fields, problem=error, is_single=True)
+            return await self._refused(request, form, error, is_single=True)
         where = f"events/{partition_id}/{number}" if rights_of(request).may_listen(hub) else "send"
         text = f"The event is stored: partition {partition_id}, sequence number {number}."
         return done(request, text, f"{_place(hub)}/{where}")
@@ -136,20 +137,13 @@ class SendPages(Pages):
         hub = request.path_params["hub"]
         require_send(request, hub)
         form = await form_of(request, bytes_max=_FORM_BYTES_MAX)
-        fields = await asyncio.to_thread(_texts, form)
         try:
             bytes_max = self.events.broker.event_hub(hub).event_bytes_max
-            plan = SendPlan(
-                hub,
-                await asyncio.to_thread(_lines, await _set_of(form, fields)),
-                _target(fields),
-                await asyncio.to_thread(_message, fields, bytes_max),
-                _number(fields["repeats"], "repeats"),
-                _number(fields["rate"], "events per second"),
+            run = await self.sender.start_run(
+                hub, partial(_plan_of, form, bytes_max), may_go_on=self._may_send(request, hub)
             )
-            run = await self.sender.start_run(plan, may_go_on=self._may_send(request, hub))
         except TidegateError as error:
-            return self._form(request, fields, problem=error, is_single=False)
+            return await self._refused(request, form, error, is_single=False)
         finally:
             await form.close()
         return see_other(f"{_place(hub)}/sets/{run.run_id}")
@@ -180,6 +174,12 @@ class SendPages(Pages):
             return {"hub": hub, "run": run, "is_over": run.state is not RunState.SENDING}
 
         return self.live(request, context, {"progress": "explorer/progress.html"}, every_s=0.5)
+
+    async def _refused(
+        self, request: Request, form: FormData, problem: TidegateError, *, is_single: bool
+    ) -> Response:
+        fields = await asyncio.to_thread(_texts, form)
+        return self._form(request, fields, problem=problem, is_single=is_single)
 
     def _form(
         self,
@@ -276,6 +276,22 @@ def _place(hub: str) -> str:
     return f"/hubs/{quote(hub, safe='')}/explorer"
 
 
+def _event_of(form: FormData, event_bytes_max: int) -> SingleEvent:
+    fields = _texts(form)
+    return SingleEvent(_body(fields), _message(fields, event_bytes_max), _target(fields))
+
+
+def _plan_of(form: FormData, event_bytes_max: int) -> SendPlan:
+    fields = _texts(form)
+    return SendPlan(
+        _lines(_set_of(form, fields)),
+        _target(fields),
+        _message(fields, event_bytes_max),
+        _number(fields["repeats"], "repeats"),
+        _number(fields["rate"], "events per second"),
+    )
+
+
 def _texts(form: FormData) -> dict[str, str]:
     """The fields that are text, with line ends as files have them: browsers send CR LF."""
     given = {name: value for name, value in form.items() if isinstance(value, str)}
@@ -312,7 +328,7 @@ def _message(fields: Mapping[str, str], event_bytes_max: int) -> Message:
             "allowed here, holds them.",
             next_step="Send fewer, or smaller ones.",
         )
-    application = parse_properties(fields["properties"])
+    application = parse_properties(fields["properties"], count_max=event_bytes_max // _BYTES_PER_PROPERTY_MIN)
     standard, header = parse_message(fields["message"], fields["content_type"])
     return Message(header=header, properties=standard, application_properties=application)
 
@@ -339,11 +355,11 @@ def _target(fields: Mapping[str, str]) -> Target:
     )
 
 
-async def _set_of(form: FormData, fields: Mapping[str, str]) -> bytes:
+def _set_of(form: FormData, fields: Mapping[str, str]) -> bytes:
     """A set: the file where one was given, else the text."""
     file = form.get("file")
     if isinstance(file, UploadFile) and file.filename:
-        return await file.read(SEND_BYTES_MAX + 1)
+        return file.file.read(SEND_BYTES_MAX + 1)
     return utf8(fields["lines"], "The set")
 
 

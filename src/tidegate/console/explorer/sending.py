@@ -27,9 +27,10 @@ from tidegate.console.explorer.values import (
     SEND_RUNS_MAX,
     RunState,
     SendPlan,
+    SingleEvent,
     Target,
 )
-from tidegate.console.frame.shares import oldest_of_most, share_left
+from tidegate.console.frame.shares import SharedPlaces, oldest_of_most, share_left
 from tidegate.model.clock import Clock
 from tidegate.model.errors import (
     EventTooLargeError,
@@ -49,7 +50,8 @@ _ENCODED_BYTES_MAX: Final = 64 * 1024 * 1024
 _ALL_ENCODED_BYTES_MAX: Final = 128 * 1024 * 1024
 """The same of all sets that are being sent. Our choice: two of the largest, or many small ones."""
 _ENCODING_MAX: Final = 2
-"""Sets that are encoded at once; others wait."""
+"""Forms that are read and encoded at once; others wait. Our choice: only their text is counted, and 2 MB of
+it may become properties of 30 MB."""
 _KEYED_BYTES_MAX: Final = 64 * 1024
 """Limit of a body in whose JSON the key is. Our choice: parsing it, during which nothing else runs, takes
 milliseconds."""
@@ -72,7 +74,7 @@ class EventSender:
         self._clock = clock
         self._tasks = TaskOwner("console sending")
         self._runs: OrderedDict[str, SendRun] = OrderedDict()
-        self._encoding = asyncio.Semaphore(_ENCODING_MAX)
+        self._encoding = SharedPlaces(_ENCODING_MAX)
         self._starting: list[str] = []
         """The event hub of each set that is being encoded, or waits for it."""
 
@@ -81,39 +83,44 @@ class EventSender:
         await self._tasks.close()
 
     async def send(
-        self, hub: str, body: bytes, message: Message, target: Target, *, may_go_on: Callable[[], bool]
+        self, hub: str, read: Callable[[], SingleEvent], *, may_go_on: Callable[[], bool]
     ) -> tuple[str, int]:
         """Send one event; returns its partition and its sequence number once it is durable.
 
-        message: its header and properties. may_go_on: called directly before it is stored.
+        read: runs in a thread when it is the hub's turn. may_go_on: called directly before it is stored.
 
         Raises UnauthorizedError (may_go_on returned False), NotFoundError, InvalidArgumentError,
-        EventTooLargeError, ServerBusyError, LogFullError.
+        EventTooLargeError, ServerBusyError, LogFullError; and what ``read`` raises.
         """
         event_hub = self._broker.event_hub(hub)
-        key, section = await asyncio.to_thread(_encoded_event, body, message, target)
-        partition = _partition(event_hub, target.partition_id, key)
+        async with self._encoding.of(event_hub.name):
+            partition_id, key, section = await asyncio.to_thread(_encoded_event, read)
+        partition = _partition(event_hub, partition_id, key)
         await self._broker.wait_uncongested()
         if not may_go_on():
             raise UnauthorizedError(_RIGHT_ENDED)
         result = await partition.append(section, array("I", (len(section),)))
         return partition.partition_id, result.start_sequence_number
 
-    async def start_run(self, plan: SendPlan, *, may_go_on: Callable[[], bool]) -> SendRun:
-        """Start sending a set. may_go_on: called directly before each batch is stored; False stops it.
+    async def start_run(
+        self, hub: str, read: Callable[[], SendPlan], *, may_go_on: Callable[[], bool]
+    ) -> SendRun:
+        """Start sending a set. read: runs in a thread when it is the hub's turn. may_go_on: called directly
+        before each batch is stored; False stops it.
 
         Raises NotFoundError, InvalidArgumentError (a number out of range, a line without its key, too large
         in total), EventTooLargeError (a line), QuotaExceededError (too many runs of all or of the hub, or too
-        large together).
+        large together); and what ``read`` raises.
         """
-        event_hub = self._broker.event_hub(plan.hub)
-        _check(plan)
-        if plan.target.partition_id is not None:
-            event_hub.partition(plan.target.partition_id)
+        event_hub = self._broker.event_hub(hub)
         self._check_room(event_hub.name, 0)
         self._starting.append(event_hub.name)
         try:
-            async with self._encoding:
+            async with self._encoding.of(event_hub.name):
+                plan = await asyncio.to_thread(read)
+                _check(plan)
+                if plan.target.partition_id is not None:
+                    event_hub.partition(plan.target.partition_id)
                 room = self._room_for(event_hub.name)
                 sections, size = await asyncio.to_thread(_encoded, plan, event_hub.event_bytes_max, room)
         finally:
@@ -131,10 +138,12 @@ class EventSender:
             size,
         )
         ended = {
-            each.run_id: each.plan.hub for each in self._runs.values() if each.state is not RunState.SENDING
+            each.run_id: each.event_hub.name
+            for each in self._runs.values()
+            if each.state is not RunState.SENDING
         }
         while len(ended) >= _ENDED_RUNS_MAX:
-            old = oldest_of_most(ended, newcomer=plan.hub)
+            old = oldest_of_most(ended, newcomer=event_hub.name)
             del ended[old], self._runs[old]
         self._runs[run.run_id] = run
         self._tasks.start(self._send_set(run, may_go_on), name=f"set {run.run_id}")
@@ -158,7 +167,7 @@ class EventSender:
     def _is_of(self, run: SendRun, hub: str) -> bool:
         """Whether the run is of that hub: not of an earlier one of its name, which may have been another
         tenant's."""
-        if not hub.isascii() or run.plan.hub.lower() != hub.lower():
+        if not hub.isascii() or run.event_hub.name.lower() != hub.lower():
             return False
         try:
             return self._broker.event_hub(hub) is run.event_hub
@@ -206,7 +215,7 @@ class EventSender:
         step_events = max(1, rate // _STEPS_PER_S)
         due_s = self._clock.monotonic()
         while run.sent < run.total and not run.stop_requested.is_set():
-            if self._broker.event_hub(run.plan.hub) is not event_hub:
+            if self._broker.event_hub(event_hub.name) is not event_hub:
                 raise NotFoundError(f"The event hub {event_hub.name!r} was deleted and created again.")
             numbers = range(run.sent, min(run.total, run.sent + step_events))
             await self._broker.wait_uncongested()
@@ -304,9 +313,12 @@ def _check(plan: SendPlan) -> None:
             raise InvalidArgumentError(f"A set has {words}.")
 
 
-def _encoded_event(body: bytes, message: Message, target: Target) -> tuple[str | None, bytes]:
-    key = _key_of(target, body)
-    return key, wrap_event(EventEncoder(message).encode(body, key))
+def _encoded_event(read: Callable[[], SingleEvent]) -> tuple[str | None, str | None, bytes]:
+    """The partition's id and the key of an event, if it has them, and its encoded form. Its properties, which
+    take much more, are gone with the thread's turn."""
+    event = read()
+    key = _key_of(event.target, event.body)
+    return event.target.partition_id, key, wrap_event(EventEncoder(event.message).encode(event.body, key))
 
 
 def _no_room() -> QuotaExceededError:

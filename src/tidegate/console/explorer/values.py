@@ -278,10 +278,19 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class SingleEvent:
+    """An event to send."""
+
+    body: bytes
+    message: Message
+    """Its header and properties."""
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
 class SendPlan:
     """A set of events to send, and how."""
 
-    hub: str
     bodies: Sequence[bytes]
     """1..SEND_LINES_MAX."""
     target: Target

@@ -1,9 +1,11 @@
-"""What event hubs share of the service: whatever one hub's clients take, others find some left. Pure."""
+"""What event hubs share of the service: whatever one hub's clients take, others find some left."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -30,3 +32,53 @@ def oldest_of_most(hubs: Mapping[K, str], *, newcomer: str) -> K:
         counts[newcomer.lower()] += 1
     ((most, _),) = counts.most_common(1)
     return next(each for each, hub in hubs.items() if hub.lower() == most)
+
+
+class SharedPlaces:
+    """Places for work that takes much memory: hubs take turns, and none has more places than it leaves."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._taken: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """The waiting work of each hub, oldest first; the first hub is next."""
+
+    @asynccontextmanager
+    async def of(self, event_hub: str) -> AsyncIterator[None]:
+        """Wait for a place, and have it within the block. Cancellation: the others move up."""
+        hub = event_hub.lower()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(hub, deque()).append(turn)
+        self._give()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.cancelled():
+                self._forget(hub, turn)
+            else:
+                self._taken[hub] -= 1
+                self._taken += Counter()  # without those at zero
+            self._give()
+
+    def _give(self) -> None:
+        """Give free places to the hubs that are next, which then are last."""
+        while (hub := self._next()) is not None:
+            waiting = self._waiting.pop(hub)
+            turn = waiting.popleft()
+            if waiting:
+                self._waiting[hub] = waiting
+            if not turn.cancelled():
+                self._taken[hub] += 1
+                turn.set_result(None)
+
+    def _next(self) -> str | None:
+        taken = self._taken.items()
+        return next((hub for hub in self._waiting if share_left(hub, taken, self._count) > 0), None)
+
+    def _forget(self, hub: str, turn: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(hub, ())
+        if turn in waiting:
+            self._waiting[hub].remove(turn)
+            if not self._waiting[hub]:
+                del self._waiting[hub]
