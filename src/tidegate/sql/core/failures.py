@@ -11,8 +11,9 @@ from tidegate.model.errors import DatabaseError, DatabaseUnavailableError
 from tidegate.sql.core.dialects import kinds_of
 from tidegate.sql.core.dialects.base import ErrorKind
 
-ROW_ERRORS = (exc.StatementError, TypeError, ValueError, ArithmeticError, AttributeError)
-"""What writing a row was seen to raise; ``is_bad_data`` decides which are the row's fault."""
+ROW_ERRORS = (exc.StatementError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
+"""What writing a row was seen to raise; ``is_bad_data`` decides which are the row's fault. RecursionError:
+psycopg encodes JSON and arrays by functions that call themselves for each level."""
 
 _ENVIRONMENT = (
     ErrorKind.LOST

@@ -45,15 +45,34 @@ _KINDS: Final = (
     (("40", "55P03", "53"), ErrorKind.BUSY),
     (("40P01",), ErrorKind.DEADLOCK),
     (("53100",), ErrorKind.DISK_FULL),
-    (("21", "22", "23", "38000", "44", "45", "P0", "42804", "42846", "54000", "54001"), ErrorKind.DATA),
+    (
+        (
+            "20",
+            "21",
+            "22",
+            "23",
+            "2F005",
+            "38000",
+            "44",
+            "45",
+            "P0",
+            "42622",
+            "42804",
+            "42846",
+            "54000",
+            "54001",
+        ),
+        ErrorKind.DATA,
+    ),
     (("21000",), ErrorKind.SECOND_TIME),
     (("42P01",), ErrorKind.NO_TABLE),
     (("42501",), ErrorKind.NO_RIGHT),
     (("3B001", "25P01"), ErrorKind.NO_SAVEPOINT),
 )
-"""By the beginning of the SQLSTATE (PostgreSQL 15 documentation, appendix A): 21 cardinality, 22 data, 23
-integrity, 38000 a function's exception in another language, 44 view check, P0 a trigger's RAISE, ASSERT or
-STRICT, 42804/42846 type mismatch and cast, 54000 a value too long for its index, 54001 JSON nested too
+"""By the beginning of the SQLSTATE (PostgreSQL 15 documentation, appendix A): 20 a trigger's CASE without a
+branch for the value, 21 cardinality, 22 data, 23 integrity, 2F005 a trigger without a RETURN for it, 38000 a
+function's exception in another language, 44 view check, P0 a trigger's RAISE, ASSERT or STRICT, 42622 a label
+too long for ltree, 42804/42846 type mismatch and cast, 54000 a value too long for its index, 54001 JSON too
 deep for the stack; SQL reserves 45 for users' own errors. 21000: ON CONFLICT DO UPDATE met a row for the
 second time. 3B001, 25P01: no such savepoint, no transaction in progress.
 
@@ -131,8 +150,25 @@ class PostgresqlDialect(OnConflict, SqlDialect):
             for starts, kind in _KINDS:
                 if state.startswith(starts):
                     kinds |= kind
+            if _is_of_value(error, state):
+                kinds = ErrorKind.DATA
         elif type(error).__name__ == "OperationalError":
             kinds = ErrorKind.LOST  # psycopg reports a lost connection without SQLSTATE
         elif type(error).__name__ in ("DataError", "ProgrammingError", "NotSupportedError"):
             kinds = ErrorKind.DATA  # the driver could not send a value
         return kinds
+
+
+def _is_of_value(error: Any, state: str) -> bool:
+    """Whether a value is at fault, although the state is also one of statements, of rights or of damage.
+
+    Not by the message, which is in the server's language.
+    """
+    if state == "42601":
+        # A statement's syntax error has its place in it; a value's for ltree, tsquery or jsonpath has none.
+        is_of_value = error.diag.statement_position is None and error.diag.internal_position is None
+    elif state == "42501":
+        is_of_value = error.diag.source_function == "ExecWithCheckOptions"  # of a row-level security policy
+    else:
+        is_of_value = state == "XX000" and error.diag.source_file == "hstore_io.c"  # before PostgreSQL 16
+    return bool(is_of_value)
