@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import Column, DateTime, Integer, LargeBinary, MetaData, String, Table, select
+from sqlalchemy import Column, DateTime, Integer, LargeBinary, MetaData, String, Table, Text, select
+from sqlalchemy.dialects import mysql
 from tests.processor.hosts import PLAIN, QUICK, publish, until
 from tests.sql.support import CONSUMER, events_between
 from tests.sql.transaction_support import Partition, lease_of
 
 from tidegate.model.errors import InvalidArgumentError, StoreUnavailableError
-from tidegate.model.events import ReceivedEvent
+from tidegate.model.events import EventContents, ReceivedEvent
 from tidegate.processor import (
     DeadLetterManager,
     EventProcessorHost,
@@ -39,6 +41,8 @@ own = Table(
     Column("error", String(80), nullable=False),
     Column("body", LargeBinary(2_000_000), nullable=False),
 )
+
+_FAILED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class TestDeadLetterTable(DeadLetterManagerConformance):
@@ -137,6 +141,43 @@ async def test_long_texts_are_cut_to_their_columns(database: Database) -> None:
     with database.read() as connection:
         (error,) = connection.execute(select(own.c.error)).scalars()
     assert error == "x" * 79 + "…"
+
+
+async def test_columns_without_a_length_are_cut_to_what_they_hold(database: Database) -> None:
+    """MariaDB's TEXT and BLOB hold 65,535 bytes, whatever characters they are."""
+    plain = Table(
+        "plain",
+        MetaData(),
+        Column("id", String(32), primary_key=True),
+        Column("error", Text),
+        Column("body", LargeBinary),
+        Column("error_type", Text().with_variant(mysql.LONGTEXT(), "mariadb")),
+    )
+    database.ensure_table(plain)
+    event = ReceivedEvent("0", 7, "7", 1, contents=EventContents(b"x" * 70_000))
+    kind = type("É" * 70_000, (Exception,), {})
+    failed = FailedEvent(event, _FAILED_AT, kind("€" * 30_000), make_group())
+    await DeadLetterTable(database, plain).add_failed_events([failed])
+    with database.read() as connection:
+        ((_, error, body, error_type),) = connection.execute(select(plain)).all()
+    assert error_type == "É" * 70_000
+    if database.dialect.name == "mariadb":
+        assert (error, body) == ("€" * 21_844 + "…", b"x" * 65_535)
+    else:
+        assert (error, body) == ("€" * 30_000, b"x" * 70_000)
+
+
+async def test_long_bodies_are_cut_to_their_columns(database: Database) -> None:
+    """As text is."""
+    short = Table(
+        "short", MetaData(), Column("id", String(32), primary_key=True), Column("body", LargeBinary(20))
+    )
+    database.ensure_table(short)
+    event = ReceivedEvent("0", 7, "7", 1, contents=EventContents(b"x" * 300))
+    failed = FailedEvent(event, _FAILED_AT, "no", make_group())
+    await DeadLetterTable(database, short).add_failed_events([failed])
+    with database.read() as connection:
+        assert connection.execute(select(short.c.body)).scalar_one() == b"x" * 20
 
 
 class Hanging(DeadLetterTable):

@@ -461,10 +461,19 @@ def storable_key(partition_key: str) -> str:
     return units[: 2 * (KEY_CHARACTERS_MAX - 1)].decode("utf-16-le", "ignore") + "…"
 
 
-def storable_text(text: str, characters_max: int | None = None, *, is_end_kept: bool = False) -> str:
-    """``text`` in a form that every database accepts: no NUL, no lone surrogates, cut to
-    ``characters_max``."""
+def storable_text(
+    text: str,
+    characters_max: int | None = None,
+    *,
+    is_end_kept: bool = False,
+    bytes_max: int | None = None,
+) -> str:
+    """``text`` in a form that every database accepts: no NUL, no lone surrogates, cut to ``characters_max``,
+    and to ``bytes_max`` in UTF-8 (None: not cut)."""
     text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
     if characters_max is not None and len(text) > characters_max:
         text = "…" + text[-characters_max + 1 :] if is_end_kept else text[: characters_max - 1] + "…"
+    if bytes_max is not None and len(encoded := text.encode()) > bytes_max:
+        mark = "…".encode()
+        text = (encoded[: bytes_max - len(mark)]).decode("utf-8", "ignore") + "…"
     return text

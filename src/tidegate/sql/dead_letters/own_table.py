@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection, Table, insert, select
+from sqlalchemy import Connection, Dialect, Table, insert, select
+from sqlalchemy.types import TypeEngine
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.processor.dead_letters import FailedEvent
@@ -28,15 +31,16 @@ class DeadLetterTable:
         """table: exists, and has a column ``id`` of 32 characters, best its primary key.
 
         row_of: the other columns. None: those that the table has of event_hub, consumer_group, partition_id,
-        sequence_number, offset, enqueued_time, failed_at, error_type, error (text) and body (bytes); text
-        is cut to its column's length. Raises InvalidArgumentError.
+        sequence_number, offset, enqueued_time, failed_at, error_type, error (text) and body (bytes, empty for
+        an AMQP value or sequence), cut to what their columns hold. What ``row_of`` returns must fit: a row
+        that the database refuses stops its partition. Raises InvalidArgumentError.
         """
         if "id" not in table.c:
             raise InvalidArgumentError(f"The table {table.name} of dead letters has no column id.")
         self.database: Database = database
         """Where the table is."""
         self._table = table
-        self._row_of = row_of or self._known_columns
+        self._row_of = row_of
 
     async def add_failed_events(self, failed: Sequence[FailedEvent]) -> None:
         """See ``DeadLetterManager``; in a transaction of its own, in a thread."""
@@ -49,7 +53,8 @@ class DeadLetterTable:
         for start in range(0, len(ids), IN_LIST_MAX):
             page = select(column).where(column.in_(ids[start : start + IN_LIST_MAX]))
             known.update(connection.execute(page).scalars())
-        rows = [{"id": each.id, **self._row_of(each)} for each in failed if each.id not in known]
+        row_of = self._row_of or partial(self._known_columns, connection.dialect)
+        rows = [{"id": each.id, **row_of(each)} for each in failed if each.id not in known]
         if rows:
             connection.execute(insert(self._table), rows)
 
@@ -57,7 +62,7 @@ class DeadLetterTable:
         with self.database.writing() as connection, connection.begin():
             self.insert(connection, failed)
 
-    def _known_columns(self, failed: FailedEvent) -> dict[str, object]:
+    def _known_columns(self, dialect: Dialect, failed: FailedEvent) -> dict[str, object]:
         event, group, columns = failed.event, failed.group, self._table.c
         values: dict[str, object] = {
             "event_hub": group.event_hub,
@@ -72,9 +77,15 @@ class DeadLetterTable:
             "body": failed.contents.body,
         }
         return {
-            name: storable_text(value, getattr(columns[name].type, "length", None))
-            if isinstance(value, str)
-            else value
+            name: self._cut(value, columns[name].type, dialect)
             for name, value in values.items()
             if name in columns
         }
+
+    def _cut(self, value: object, column_type: TypeEngine[Any], dialect: Dialect) -> object:
+        """``value`` as its column holds it: a row that the database refuses would stop the partition."""
+        length: int | None = getattr(column_type, "length", None)
+        bytes_max = self.database.dialect.bytes_max(column_type, dialect)
+        if isinstance(value, str):
+            return storable_text(value, length, bytes_max=bytes_max)
+        return value[: length or bytes_max] if isinstance(value, bytes) else value

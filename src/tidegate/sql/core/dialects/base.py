@@ -19,6 +19,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     DateTime,
+    Dialect,
     Engine,
     Executable,
     Insert,
@@ -197,6 +198,11 @@ class SqlDialect(ABC):
         like: the table whose columns it copies, beside its own.
         """
         connection.execute(CreateTable(table))
+
+    def bytes_max(self, column_type: TypeEngine[Any], dialect: Dialect) -> int | None:
+        """How many bytes of UTF-8, or of binary data, a type declared without a length holds; None: more than
+        an event has."""
+        return None
 
     def drop_temporary(self, connection: Connection, table: Table) -> None:
         """Drop a temporary one within the transaction."""

@@ -44,6 +44,8 @@ _SQL_MODE: Final = (
     "STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,"
     "NO_AUTO_VALUE_ON_ZERO"
 )
+_BYTES_MAX: Final = {"TINYTEXT": 255, "TINYBLOB": 255, "TEXT": 65_535, "BLOB": 65_535}
+"""Of column types without a length (MariaDB documentation, "Data Types")."""
 _KEEPALIVES: Final = (
     ("TCP_KEEPIDLE", 10),
     ("TCP_KEEPINTVL", 5),
@@ -77,7 +79,10 @@ _KINDS: Final = (
 )
 """By the error's code (MariaDB documentation, "MariaDB Error Codes"; 2000 to 2099: the driver's own). 1305 is
 also a missing function, so only its messages about savepoints count. 1205 is a wait for a lock that took too
-long, 1213 a deadlock, 1927 a killed connection, 1644 a trigger's SIGNAL, 4025 a CHECK."""
+long, 1213 a deadlock, 1927 a killed connection, 1644 a trigger's SIGNAL, 4025 a CHECK, 1118 a row too long
+for a page, 1139 a value too costly for a regular expression, 1526 one without a partition, 1339 a CASE of a
+trigger without a branch for it, 1172 and 1329 more or fewer rows than its SELECT INTO or FETCH takes, 4035
+to 4040 JSON that a generated column cannot read."""
 
 
 class MariadbDialect(SqlDialect):
@@ -168,6 +173,10 @@ class MariadbDialect(SqlDialect):
             both = nothing.union_all(nulls)
             statement += " " + str(both.compile(connection, compile_kwargs={"literal_binds": True}))
         connection.exec_driver_sql(statement)
+
+    def bytes_max(self, column_type: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> int | None:
+        # Its name in SQL, because several types of SQLAlchemy have it; a character set may follow.
+        return _BYTES_MAX.get(column_type.compile(dialect).partition(" ")[0])
 
     def rename_tables(
         self, connection: sa.Connection, names: Sequence[tuple[str, str]], schema: str | None
