@@ -20,6 +20,7 @@ from tests.sql.support import (
     rows_in,
 )
 
+from tidegate.amqp.encode import encode_value
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql import (
@@ -36,6 +37,7 @@ from tidegate.sql import (
     UnitOfWork,
     process_partition_batch,
 )
+from tidegate.wire.event_codec import decode_event
 
 NO_DELAY = "no arrival delay: cancelled or diverted"
 
@@ -129,6 +131,23 @@ def test_counts_by_reason(database: Database) -> None:
     counts = DeadLetters(database).counts_by_reason()
     assert [(count.error_type, count.count) for count in counts] == [("ValueError", 3), ("KeyError", 1)]
     assert counts[0].first_failed_at.tzinfo is not None
+
+
+@pytest.mark.parametrize("section", [b"\x00\x53\x77", b"\x00\x53\x76"], ids=["value", "sequence"])
+def test_a_copy_keeps_a_body_that_is_not_bytes(database: Database, section: bytes) -> None:
+    """A redrive without it would run on an empty event, and close the dead letter."""
+    value = ["order", 4711]
+    encoded = section + encode_value(value)
+    event = ReceivedEvent("0", 0, "0", 1, encoded=encoded, decode=decode_event)
+
+    def record_value(event: ReceivedEvent) -> Row:
+        assert event.contents.body_value in (value, [value])
+        return {"sequence_number": event.sequence_number, "partition_id": "0", "delay": 1}
+
+    put_aside(database, [event], is_payload_copied=True)
+    assert DeadLetters(database).show(CONSUMER, "0", 0).payload == encoded
+    report = DeadLetters(database).redrive(replace(PIPELINE, handler=record_value), LogOfEvents([]))
+    assert (report.redriven, report.failed, row_count(database)) == (1, 0, 1)
 
 
 def test_an_event_that_fails_again_counts_its_attempts(database: Database) -> None:

@@ -164,7 +164,10 @@ class ReceivedEvent:
 
     @property
     def encoded(self) -> bytes | memoryview | None:
-        """The encoded event; None once its contents are decoded, or if it was created from contents."""
+        """The encoded event; None once its contents are decoded, or if it was created from contents.
+
+        It is kept if the body is an AMQP value or sequence, whose exact types ``body_value`` does not have.
+        """
         return self._encoded
 
     def decode(self) -> EventContents:
@@ -174,7 +177,8 @@ class ReceivedEvent:
             assert self._decode is not None
             assert self._encoded is not None
             contents = self._contents = self._decode(self._encoded)
-            self._encoded = None
+            if contents.body_value is None:
+                self._encoded = None
         return contents
 
     @property

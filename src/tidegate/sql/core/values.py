@@ -163,6 +163,8 @@ def place_of(event: ReceivedEvent, *, is_payload_copied: bool = False) -> EventP
 def encode_contents(event: ReceivedEvent) -> bytes:
     """The event as an encoded message, for a copy that outlives the log. Raises RemoteProtocolError."""
     contents = event.decode()
+    if contents.body_value is not None and event.encoded is not None:
+        return bytes(event.encoded)  # an EventData has no such body
     data = EventData(
         body=contents.body,
         properties=contents.properties,
