@@ -114,6 +114,10 @@ def sqlite_run(spark: SparkSession, hub_service: HubService, sqlite_url: str, tm
     return _Run(spark, hub_service, sqlite_url, tmp_path)
 
 
+class _TaskError(BaseException):
+    """Not of a kind that becomes a dead letter."""
+
+
 class _Unlucky:
     """The tests' handler, which fails the whole task at two events, once each."""
 
@@ -134,7 +138,7 @@ class _Unlucky:
         marker.touch()
         if is_process_killed:
             os.kill(os.getpid(), signal.SIGKILL)
-        raise MemoryError("on purpose: not the event's fault, so no dead letter")
+        raise _TaskError("on purpose: not the event's fault, so no dead letter")
 
 
 def test_a_retried_task_repeats_nothing(run: _Run, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from sqlalchemy import CheckConstraint, Column, ForeignKey, Integer, MetaData, Table, insert, text
 from sqlalchemy.exc import IntegrityError
@@ -57,15 +59,18 @@ from tidegate.processor.handlers import (
 from tidegate.processor.policies import FailureAction, FailurePolicy
 from tidegate.processor.store import PartitionTransactions, TransactionOutcome
 from tidegate.sql import (
+    ArrowHandler,
     CheckpointReader,
     Database,
     DeadLetters,
     Pipeline,
+    Row,
     TransactionalPipeline,
     TransactionMisusedError,
     process_partition_batch,
 )
 from tidegate.sql.commit.transactions import SqlTransactions
+from tidegate.sql.handlers import outages
 
 STOP = FailurePolicy(FailureAction.STOP)
 PARK = FailurePolicy(FailureAction.PARK_KEY)
@@ -600,8 +605,11 @@ def test_a_missing_table_stops_and_puts_nothing_aside(database: Database) -> Non
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_some_errors_are_no_dead_letters(base: Database, error: type[BaseException]) -> None:
+def test_some_errors_are_no_dead_letters(
+    base: Database, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process is in trouble, not the event: everything is rolled back and the error comes through."""
+    monkeypatch.setattr(outages, "_ROOM_BYTES", sys.maxsize // 2)  # more than any machine has
 
     def fail(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
         write_effects(context, events)
@@ -611,6 +619,51 @@ def test_some_errors_are_no_dead_letters(base: Database, error: type[BaseExcepti
         process(transactions_of(base, fail), bad_at([], 3))
     assert (effect_numbers(base), dead_numbers(base)) == ([], [])
     assert process(transactions_of(base, write_effects), bad_at([], 3)).processed == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["events", "rows", "batches"])
+def test_an_event_that_asks_for_too_much_memory_is_at_fault(base: Database, form: str) -> None:
+    """As the forged header of an array does in a few bytes; its neighbours are processed."""
+
+    def measure(event: ReceivedEvent) -> Row:
+        if json.loads(event.body)["is_bad"]:
+            bytes(sys.maxsize // 2)
+        return {"sequence_number": event.sequence_number, "key": None}
+
+    def handle(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        context.insert(effects, [measure(event) for event in events])
+
+    def of_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+        numbers = batch.column("sequenceNumber").to_pylist()
+        if 1 in numbers:
+            bytes(sys.maxsize // 2)
+        return pa.RecordBatch.from_pydict({"sequenceNumber": numbers, "sequence_number": numbers})
+
+    handler = {
+        "events": handle,
+        "rows": Pipeline("p", CONSUMER.event_hub, effects, measure),
+        "batches": Pipeline("p", CONSUMER.event_hub, effects, ArrowHandler(of_batch, ("sequenceNumber",))),
+    }[form]
+    process(transactions_of(base, handler), bad_at([1], 3))
+    (letter,) = DeadLetters(base).list()
+    assert (letter.sequence_number, letter.error_type) == (1, "MemoryError")
+    assert effect_numbers(base) == [0, 2]
+
+
+def test_an_error_without_words_is_a_dead_letter(base: Database) -> None:
+    """Whatever its class does when it is asked for them."""
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def fail(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
+        raise MuteError
+
+    process(transactions_of(base, fail), bad_at([], 1))
+    (letter,) = DeadLetters(base).list()
+    assert (letter.error_type, letter.reason) == ("MuteError", "MuteError")
 
 
 def test_handlers_that_cannot_run_in_a_transaction_are_refused(sqlite_url: str) -> None:

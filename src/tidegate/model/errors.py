@@ -274,3 +274,11 @@ class TlsError(BrokenError, fault=Fault.CALLER, is_transient=False):
 
 class OperationTimeoutError(TidegateError, is_transient=True):
     """The peer did not answer in time; whether the operation was done is unknown."""
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``; the name of its class if that is empty, or raises, as a user's class may."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # whatever a user's __str__ raises
+        return type(error).__name__

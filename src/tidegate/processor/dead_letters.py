@@ -13,7 +13,7 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, StoreUnavailableError
+from tidegate.model.errors import EventTooLargeError, InvalidArgumentError, StoreUnavailableError, text_of
 from tidegate.model.events import EventContents, EventData, ReceivedEvent
 from tidegate.model.limits import PARTITION_KEY_CHARACTERS_MAX
 from tidegate.processor.lease import GroupKey
@@ -58,7 +58,7 @@ class FailedEvent:
     @property
     def reason(self) -> str:
         """The error as text that can be encoded, never empty."""
-        text = str(self.error) or self.error_type
+        text = (self.error if isinstance(self.error, str) else text_of(self.error)) or self.error_type
         return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
     @property
@@ -145,6 +145,6 @@ async def store_failed(manager: DeadLetterManager, failed: Sequence[FailedEvent]
     except Exception as error:  # a user's code: the events come again
         raise StoreUnavailableError(
             f"The dead letters of partition {failed[0].event.partition_id} of {failed[0].group} were not "
-            f"stored: {type(error).__name__}: {error}",
+            f"stored: {type(error).__name__}: {text_of(error)}",
             next_step="The batch comes again; the checkpoint waits until its dead letters are stored.",
         ) from error

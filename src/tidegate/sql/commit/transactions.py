@@ -31,7 +31,7 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
-from tidegate.model.errors import PartitionPausedError, PartitionStoppedError
+from tidegate.model.errors import PartitionPausedError, PartitionStoppedError, text_of
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.checkpoint import ProcessorCheckpoint, check_same_hub
 from tidegate.processor.dead_letters import FailedEvent
@@ -259,9 +259,10 @@ class SqlTransactions:
 
     def _paused(self, outage: OutageError) -> PartitionPausedError:
         error = outage.__cause__
+        assert error is not None
         return PartitionPausedError(
             f"Partition {self._lease.partition_id} of {self._consumer} pauses: its handler failed with "
-            f"{type(error).__name__}: {error}. It is taken for an outage of what it calls.",
+            f"{type(error).__name__}: {text_of(error)}. It is taken for an outage of what it calls.",
             next_step="One event is tried until it succeeds; then the partition continues.",
         )
 

@@ -17,6 +17,7 @@ from uuid import UUID
 from sqlalchemy import Dialect, exc, types
 from sqlalchemy.types import TypeEngine
 
+from tidegate.model.errors import text_of
 from tidegate.sql.core.dialects import DIALECTS
 from tidegate.sql.core.dialects.base import IntegerRule
 
@@ -65,7 +66,7 @@ def _processed(process: Processor, values: Column) -> Column:
     except MemoryError:
         raise
     except Exception as error:
-        words = f"({type(error).__name__}) {error}"
+        words = f"({type(error).__name__}) {text_of(error)}"
         raise exc.StatementError(words, None, None, error, hide_parameters=True) from error
 
 

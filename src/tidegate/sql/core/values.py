@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final, Protocol, Self
 
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, text_of
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, spelled_group
 from tidegate.model.position import parse_time
@@ -139,7 +139,7 @@ class NewDeadLetter:
             place.offset,
             place.enqueued_time_ms,
             error_type,
-            reason=error if isinstance(error, str) else str(error) or error_type,
+            reason=error if isinstance(error, str) else text_of(error),
             traceback=traceback,
             partition_key=place.partition_key,
             payload=place.payload,

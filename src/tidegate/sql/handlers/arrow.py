@@ -34,6 +34,7 @@ from tidegate.sql.handlers.batches import (
     BatchResultError,
     TransformationError,
 )
+from tidegate.sql.handlers.outages import is_memory_short
 from tidegate.wire.event_texts import EventTexts, decode_whole, property_of
 
 _UNDECODED_COLUMNS = frozenset({"partition", "offset", "sequenceNumber", "enqueuedTime"})
@@ -71,7 +72,7 @@ def run_batch_handler(
 
     batch: has ``sequenceNumber`` and the handler's columns. on_failure: called with what each call raises and
     its number of events; what it raises ends the run. Raises BatchResultError if a result cannot be
-    assigned to its events, and MemoryError.
+    assigned to its events, and MemoryError if the process is short of memory.
     """
     outcome = BatchOutcome()
     numbers = numbers_of(batch)
@@ -80,9 +81,11 @@ def run_batch_handler(
     def attempt(low: int, until: int) -> None:
         try:
             result = _call(handler, given.slice(low, until - low))
-        except (MemoryError, BatchResultError):
+        except BatchResultError:
             raise
         except Exception as error:  # whatever a user's function raises, the other events continue
+            if isinstance(error, MemoryError) and is_memory_short():
+                raise
             if on_failure is not None:
                 on_failure(error, until - low)
             raise _CallFailedError from error

@@ -29,7 +29,7 @@ from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import NewDeadLetter
 from tidegate.sql.handlers.context import DeadLettered, TransactionCall, TransactionGuard, misused
 from tidegate.sql.handlers.handling import Calls
-from tidegate.sql.handlers.outages import OutageError, OutageWatch
+from tidegate.sql.handlers.outages import OutageError, OutageWatch, is_memory_short
 from tidegate.sql.outbox.writer import Outbox, OutboxWriter
 
 _Outcome = TypeVar("_Outcome")
@@ -234,12 +234,14 @@ class EventRun:
         except RowsRefusedError as error:
             self._undo(savepoint)
             raise EventsFailedError from error
-        except (MemoryError, DatabaseError, OutageError, PartitionPausedError):
+        except (DatabaseError, OutageError, PartitionPausedError):
             raise
         except EventsFailedError:
             self._undo(savepoint)
             raise
         except Exception as error:  # whatever a user's handler raises
+            if isinstance(error, MemoryError) and is_memory_short():
+                raise
             self._raise_if_environment(error)
             if self._outages is not None:
                 self._outages.failed(error, len(events))

@@ -17,6 +17,7 @@ from tidegate.model.clock import Clock
 from tidegate.model.events import ReceivedEvent, refuse_undecodable
 from tidegate.sql.core.values import PartitionRows
 from tidegate.sql.handlers.dataclass_tables import is_row, mapping_of
+from tidegate.sql.handlers.outages import is_memory_short
 from tidegate.sql.handlers.pipeline import Handler, Pipeline
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ def handle_events(
             if type(result) is dict and shapes.add_like_last(event.sequence_number, result):
                 continue
             shapes.add(event.sequence_number, _rows_of(result))
-        except MemoryError:
-            raise
         except Exception as error:  # whatever a user's handler raises, the others continue
+            if isinstance(error, MemoryError) and is_memory_short():
+                raise
             if on_failure is not None:
                 on_failure(error, 1)
             fail(event, error)

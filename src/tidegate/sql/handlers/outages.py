@@ -1,7 +1,8 @@
-"""Distinguishes an outage of what a handler calls from a failing event; limits dead letters per minute. Pure.
+"""Distinguishes an outage of what a handler calls from a failing event; limits dead letters per minute.
 
 An event at fault fails alone. During an outage all fail with the same kind of error, so that kind
 (``FailurePolicy.outage_errors``) is held against an event only if most others succeed.
+Pure, but for ``is_memory_short``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ _IN_A_ROW: Final = 5
 """As many failing events without a success between them are one as well (our choice): each may have waited
 for a time-out."""
 _WINDOW_S: Final = 60.0
+_ROOM_BYTES: Final = 64 * 1024 * 1024
+"""A process that can have so much at once is not short of memory (our choice: many times an event)."""
 
 
 class OutageError(Exception):
@@ -56,6 +59,18 @@ class OutageWatch:
     def succeeded(self) -> None:
         """Note that an event was processed."""
         self._in_a_row = 0
+
+
+def is_memory_short() -> bool:
+    """Whether this process is at its limit of memory; otherwise a MemoryError is the event's fault.
+
+    A few bytes of an event can ask for terabytes, as the header of a NumPy array does.
+    """
+    try:
+        bytes(_ROOM_BYTES)  # not written to, so it takes some microseconds
+    except MemoryError:
+        return True
+    return False
 
 
 class DeadLetterBudget:
