@@ -132,7 +132,7 @@ async def test_a_form_that_was_given_up_is_read_no_further() -> None:
         pieces += 1
         return {"type": "http.request", "body": b"x" * 20, "more_body": True}
 
-    with counted(receive, budget) as receive_counted:
+    with counted(receive, budget, address=None) as receive_counted:
         await receive_counted()
         await asyncio.sleep(0.01)
         with pytest.raises(ServerBusyError, match="given up"):
@@ -205,7 +205,7 @@ async def test_what_is_made_of_a_form_counts(content_type: str) -> None:
     text, budget = ("x" * 1_900 + "\U0001f600") * 20, MemoryBudget(10**9)
     body = f"one={text}" if content_type == _FORM else _in_parts(text)
     request = _posted(body, content_type)
-    with counted(request.receive, budget) as receive:
+    with counted(request.receive, budget, address=None) as receive:
         request._receive = receive  # as the console's middleware passes it on
         assert (await read_form(request, bytes_max=10**6))["one"] == text
         assert isinstance(request.receive, CountedBody)

@@ -23,6 +23,7 @@ from tidegate.gateway.http.long_answers import LongAnswer
 from tidegate.model.errors import ServerBusyError
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import site_at
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.tasks import TaskOwner
 from tidegate.transport.turns import Turns
@@ -159,8 +160,10 @@ async def test_an_answer_that_is_not_read_is_cut_off_when_memory_is_exhausted() 
             await _never()
 
     async with TaskOwner("test") as tasks, asyncio.timeout(30):
-        task = tasks.start(answer({"type": "http"}, _never, send), name="answer")
+        scope = {"type": "http", "client": ("192.0.2.1", 1)}
+        task = tasks.start(answer(scope, _never, send), name="answer")
         await is_sending.wait()
+        assert {account.address for account in budget._accounts} == {site_at("192.0.2.1")}
         assert budget.statistics().used_bytes == 400_000
         budget.add_queued(700_000)
         await asyncio.wait([task])

@@ -18,6 +18,7 @@ from tidegate.gateway.http.json_batch import _Reader
 from tidegate.gateway.http.publish import BATCH_CONTENT_TYPE, Publishing
 from tidegate.model.sas import make_sas_token
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import site_at
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.turns import Turns
 
@@ -121,6 +122,7 @@ async def test_a_batch_counts_until_it_is_queued(broker: Broker, clock: SetClock
     await _until(lambda: bool(service.held.due))
     waiting = service.used_bytes
     assert waiting > len(_BODY)
+    assert {account.address for account in service.budget._accounts} == {site_at("192.0.2.1")}
     service.held.run(_COUNT // 2)
     assert service.used_bytes > waiting + _COUNT
     service.held.run(_COUNT)

@@ -42,7 +42,7 @@ from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
 from tidegate.transport.admission import Admission, ConnectionLimits, Face, authenticate_peer
 from tidegate.transport.memory import MemoryBudget
-from tidegate.transport.peers import TrustedProxies, parse_address
+from tidegate.transport.peers import TrustedProxies, parse_address, site_at
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.transport.streams import StreamReceiver
 from tidegate.transport.tasks import TaskOwner
@@ -905,13 +905,22 @@ async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
 @pytest.mark.parametrize(
     ("sent", "size"),
     [
-        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n" + bytes(60_000), 60_000),
-        (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2 + b"GET / HTTP/1.1\r\n" * 3000, 20_000),
+        (
+            b"POST / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 192.0.2.1\r\nContent-Length: 60000\r\n\r\n"
+            + bytes(60_000),
+            60_000,
+        ),
+        (
+            b"GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 192.0.2.1\r\n\r\n" * 2
+            + b"GET / HTTP/1.1\r\n" * 3000,
+            20_000,
+        ),
     ],
     ids=["body", "sent ahead"],
 )
 async def test_what_waits_for_the_application_counts_as_memory(sent: bytes, size: int) -> None:
-    """Protects memory: requests whose answers take long may have bodies that nobody reads."""
+    """Protects memory: requests whose answers take long may have bodies that nobody reads. It counts for the
+    client's address, which its proxy names."""
 
     async def answer(request: Request) -> Response:
         await is_answering.wait()
@@ -920,12 +929,14 @@ async def test_what_waits_for_the_application_counts_as_memory(sent: bytes, size
     is_answering = asyncio.Event()
     budget = MemoryBudget(1 << 30)
     application = Starlette(routes=[Route("/", answer, methods=["GET", "POST"])])
-    server, (host, port), tasks = await _serve(application, budget=budget)
+    admission = Admission(trusted=TrustedProxies.parse(["127.0.0.1"]))
+    server, (host, port), tasks = await _serve(application, budget=budget, admission=admission)
     async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(sent)
         while budget.statistics().used_bytes < size:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
+        assert {account.address for account in budget._accounts} == {site_at("192.0.2.1")}
         is_answering.set()
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         while budget.statistics().used_bytes:  # noqa: ASYNC110 - nobody tells

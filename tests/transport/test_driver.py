@@ -44,6 +44,7 @@ from tidegate.transport.driver import (
     connect_amqp,
 )
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import site_at
 from tidegate.transport.streams import ByteStream, connect_stream
 from tidegate.transport.turns import PASS_S, Share, Turns
 
@@ -407,7 +408,9 @@ async def test_what_a_stream_holds_is_counted_and_freed() -> None:
     driver = AmqpDriver(connection, clock=SystemClock(), on_event=lambda event: None, budget=budget)
     stream = HalfAFrame(None)
     stream.held_bytes = 0
+    stream._peer_name = "192.0.2.1:4711"
     driver.start(stream)
+    assert {account.address for account in budget._accounts} == {site_at("192.0.2.1")}
     stream.held_bytes = 100_000
     driver.held_changed()
     assert budget.statistics().used_bytes == 100_000

@@ -13,12 +13,12 @@ from tidegate.transport.memory import MemoryAccount, MemoryBudget
 class Peer:
     """A peer that holds what a test says."""
 
-    def __init__(self, budget: MemoryBudget) -> None:
+    def __init__(self, budget: MemoryBudget, address: str = "here") -> None:
         self.held = 0
         self.is_ended = False
         self.pressures: list[bool] = []
         self.account: MemoryAccount = budget.open_account(
-            lambda: self.held, end=self._end, on_pressure=self.pressures.append
+            lambda: self.held, address=address, end=self._end, on_pressure=self.pressures.append
         )
 
     def hold(self, size: int) -> None:
@@ -109,6 +109,43 @@ async def test_a_quiet_peer_of_yesterday_stays_where_others_fill_memory() -> Non
     await _settle()
     assert filling.is_ended
     assert not quiet.is_ended
+
+
+async def test_an_address_with_little_keeps_all_of_it_where_another_fills_memory() -> None:
+    """Protects a quiet client with a link for each partition: it was ended first, whenever it came back, by
+    one address with many connections of little each."""
+    budget = MemoryBudget(1000)
+    quiet, also_quiet = Peer(budget, "quiet"), Peer(budget, "quiet")
+    quiet.hold(200)
+    also_quiet.hold(20)
+    for peer in (quiet, also_quiet):
+        peer.account._progress_at -= 86_400.0
+    fillers = [Peer(budget, "filling") for _ in range(78)]
+    for filler in fillers:
+        filler.hold(10)
+    await _settle()
+    assert not any(peer.is_ended for peer in (quiet, also_quiet))
+    assert [filler.is_ended for filler in fillers].count(True) == 11
+    assert budget.statistics().used_bytes == 890
+
+
+async def test_addresses_that_hold_most_are_cut_to_one_size() -> None:
+    """Protects who holds less than an equal part from several addresses that fill memory. In each of them,
+    who makes least progress goes first."""
+    budget = MemoryBudget(1000)
+    quiet = Peer(budget, "quiet")
+    quiet.hold(200)
+    fillers = {name: [Peer(budget, name) for _ in range(4)] for name in ("one", "another")}
+    slow = [peers[2] for peers in fillers.values()]
+    for peer in (*fillers["one"], *fillers["another"][:3]):
+        peer.hold(100)
+    for peer in (quiet, *slow):
+        peer.account._progress_at -= 10.0
+    fillers["another"][3].hold(100)
+    await _settle()
+    assert not quiet.is_ended
+    for peers in fillers.values():
+        assert [peer.is_ended for peer in peers] == [False, False, True, False]
 
 
 async def test_what_waits_for_the_disk_ends_nobody() -> None:

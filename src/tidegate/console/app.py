@@ -41,6 +41,7 @@ from tidegate.console.frame.sessions import (
     set_cookie,
 )
 from tidegate.console.frame.shared_answers import SharedAnswers
+from tidegate.console.frame.slices import site_of_client
 from tidegate.console.hubs.capture import CapturePages
 from tidegate.console.hubs.charts import ChartPages
 from tidegate.console.hubs.hub import HubPages
@@ -261,7 +262,7 @@ class _SignedIn:
             except TidegateError as error:
                 await error_page(request, error)(scope, receive, send)
                 return
-            with counted(receive, self._budget) as receive_counted:
+            with counted(receive, self._budget, address=site_of_client(request)) as receive_counted:
                 await self._serve(request, scope, receive_counted, send)
         else:
             await self._serve(request, scope, receive, send)

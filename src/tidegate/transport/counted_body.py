@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Hashable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,13 +17,13 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 class CountedBody:
     """``receive`` of a request, with the bytes of its body counted. Create it with ``counted``."""
 
-    def __init__(self, receive: Receive, budget: MemoryBudget) -> None:
+    def __init__(self, receive: Receive, budget: MemoryBudget, address: Hashable) -> None:
         self._receive = receive
         self._budget = budget
         self._held = 0
         self._is_ended = False
         self._waiting: asyncio.Timeout | None = None
-        self.account = budget.open_account(lambda: self._held, end=self._end)
+        self.account = budget.open_account(lambda: self._held, address=address, end=self._end)
 
     async def __call__(self) -> MutableMapping[str, Any]:
         """The next message. Raises ServerBusyError if memory is exhausted and this request holds most."""
@@ -59,9 +59,10 @@ class CountedBody:
 
 
 @contextmanager
-def counted(receive: Receive, budget: MemoryBudget) -> Iterator[CountedBody]:
-    """``receive`` of a request, whose body counts until the block ends."""
-    body = CountedBody(receive, budget)
+def counted(receive: Receive, budget: MemoryBudget, *, address: Hashable) -> Iterator[CountedBody]:
+    """``receive`` of a request, whose body counts until the block ends. address: as of
+    ``MemoryBudget.open_account``."""
+    body = CountedBody(receive, budget, address)
     try:
         yield body
     finally:

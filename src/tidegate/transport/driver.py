@@ -222,7 +222,10 @@ class AmqpDriver:
             share.join(site)
         if self._budget is not None:
             self._account = self._budget.open_account(
-                self._measure, end=self._end_for_memory, on_pressure=self._on_memory_pressure
+                self._measure,
+                address=site,
+                end=self._end_for_memory,
+                on_pressure=self._on_memory_pressure,
             )
         if self.connection.configuration.stranger_limits is None:
             stream.admit_peer()

@@ -8,15 +8,18 @@ write, so a silent peer costs nothing.
     below half of the limit   plenty       nothing
     from half on, until it    short        accounts are measured again and free what can be read again;
     is below a quarter                     work that fills memory checks ``is_short`` and holds less
-    from the limit on         exhausted    new peers are refused, and the peers that hold most for longest
-                                           (up to 1 s) without progress are ended, until a tenth is free
+    from the limit on         exhausted    new peers are refused, and peers are ended until a tenth is free:
+                                           always one of the address that holds most in all, which has held
+                                           most for longest (up to 1 s) without progress
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from tidegate.model.errors import ServerBusyError
@@ -33,7 +36,7 @@ _RELIEVED_PART: Final = 0.9
 _PROGRESS_PART: Final = 0.75
 """An account has made progress when it holds this part of its maximum since the last time, or less."""
 _STANDSTILL_S_MAX: Final = 1.0
-"""Seconds without progress that count; then bytes decide. A quiet client keeps its few links for days."""
+"""Seconds without progress that count; then bytes decide. A quiet client keeps its links for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +96,17 @@ class MemoryBudget:
         self,
         measure: Callable[[], int],
         *,
+        address: Hashable,
         end: Callable[[], None],
         on_pressure: Callable[[bool], None] | None = None,
     ) -> MemoryAccount:
         """An account for one peer; ``close`` it with the peer.
 
-        measure: returns the bytes that only the peer can free. end: ends the peer, and frees them.
+        measure: returns the bytes that only the peer can free. address: the peer's, as of ``peers.site_of``;
+        all of unknown address (None) count as one. end: ends the peer, and frees them.
         on_pressure: called with True when memory becomes short, and with False when it no longer is.
         """
-        account = MemoryAccount(self, measure, end, on_pressure, asyncio.get_running_loop().time)
+        account = MemoryAccount(self, measure, address, end, on_pressure, asyncio.get_running_loop().time)
         self._accounts.add(account)
         if on_pressure is not None and self._was_short:
             on_pressure(True)
@@ -147,9 +152,22 @@ class MemoryBudget:
             account.tell_pressure(is_short)
 
     def _end_largest(self) -> None:
-        for account in sorted(self._accounts, key=lambda account: account.burden, reverse=True):
-            if self._used_bytes < self.bytes_max * _RELIEVED_PART or account.held_bytes == 0:
-                return
+        """End peers until there is room. However many an address has, another one that holds less than its
+        equal part keeps its own: a quiet client's links, sessions and tokens never make progress."""
+        by_address: defaultdict[Hashable, list[MemoryAccount]] = defaultdict(list)
+        for account in self._accounts:
+            if account.held_bytes:
+                by_address[account.address].append(account)
+        addresses = []
+        for number, accounts in enumerate(by_address.values()):
+            accounts.sort(key=lambda account: account.burden)
+            addresses.append((-sum(account.held_bytes for account in accounts), number, accounts))
+        heapify(addresses)
+        while addresses and self._used_bytes >= self.bytes_max * _RELIEVED_PART:
+            negative_bytes, number, accounts = heappop(addresses)
+            account = accounts.pop()
+            if accounts:
+                heappush(addresses, (negative_bytes + account.held_bytes, number, accounts))
             self._ended_peers += 1
             account.end()
 
@@ -166,6 +184,7 @@ class MemoryAccount:
         "_peak",
         "_progress_at",
         "_time",
+        "address",
         "held_bytes",
     )
 
@@ -173,10 +192,12 @@ class MemoryAccount:
         self,
         budget: MemoryBudget,
         measure: Callable[[], int],
+        address: Hashable,
         end: Callable[[], None],
         on_pressure: Callable[[bool], None] | None,
         time: Callable[[], float],
     ) -> None:
+        self.address = address
         self.held_bytes = 0
         """At the last measurement."""
         self._budget = budget

@@ -30,7 +30,7 @@ async def each_partition(
     row: should hardly ever wait.
     """
     rows = (at_once(row(partition)) for partition in event_hub.partitions)
-    with counted(_no_body, sliced_work.budget) as held:
+    with counted(_no_body, sliced_work.budget, address=_site_of_actor()) as held:
         found: list[T | Awaitable[T]] = await _collected(rows, sliced_work, held)
         return [await each if isinstance(each, Awaitable) else each for each in found]
 
@@ -42,13 +42,12 @@ async def in_slices(rows: Iterator[T | None], sliced_work: SlicedWork) -> list[T
 
     Raises ServerBusyError if that memory is exhausted and this list holds most.
     """
-    with counted(_no_body, sliced_work.budget) as held:
+    with counted(_no_body, sliced_work.budget, address=_site_of_actor()) as held:
         return await _collected(rows, sliced_work, held)
 
 
 async def _collected(rows: Iterator[T | None], sliced_work: SlicedWork, held: CountedBody) -> list[T]:
-    actor = current_actor()
-    address = site_at(actor.peer.address)
+    actor, address = current_actor(), _site_of_actor()
     # One of several policies: twelve have 4,095 combinations. Tokens for hubs have a list apart from the
     # key's own, all of one policy together: names of hubs are free.
     policy = min(((each.scope, each.policy_name, bool(each.hub)) for each in actor.grants), default=None)
@@ -62,6 +61,10 @@ def _each_counted(rows: Iterator[T], held: CountedBody) -> Iterator[T]:
             data = row.data if isinstance(row, Encoded) else row
             held.add(ROW_BYTES + (len(data) if isinstance(data, bytes) else 0))
         yield row
+
+
+def _site_of_actor() -> tuple[int, int] | None:
+    return site_at(current_actor().peer.address)
 
 
 async def _no_body() -> dict[str, object]:

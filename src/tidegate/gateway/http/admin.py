@@ -108,7 +108,8 @@ class AdministrationEndpoint:
         entity = NAMESPACE if hub is None else entity_path(hub)
         for claims in needs.alternatives:
             self._authorizer.require(request, entity, *claims)
-        with counted(request.receive, self._budget) as receive:
+        address = site_at(peer_of(request).address)
+        with counted(request.receive, self._budget, address=address) as receive:
             body = await _read_body(Request(request.scope, receive), body_bytes_max)
             # Again, because a body may arrive slowly: a key revoked meanwhile must not change anything.
             for claims in needs.alternatives:

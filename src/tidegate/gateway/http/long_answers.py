@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tidegate.transport.memory import MemoryBudget
+from tidegate.transport.peers import site_at
 
 PIECE_BYTES: Final = 64 * 1024
 """Sent in one step of the event loop, and a row more at most (our choice: less than a millisecond)."""
@@ -45,7 +46,12 @@ class LongAnswer(Response):
         """Send it. ``send`` waits until a slow reader takes more."""
         task = asyncio.current_task()
         assert task is not None
-        account = self._budget.open_account(lambda: self._left_bytes, end=partial(_cancel, task))
+        client = scope.get("client")
+        account = self._budget.open_account(
+            lambda: self._left_bytes,
+            address=None if client is None else site_at(client[0]),
+            end=partial(_cancel, task),
+        )
         try:
             account.update()
             await send(

@@ -19,7 +19,7 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import closing
 from functools import lru_cache
 from sys import getsizeof
@@ -132,7 +132,7 @@ class Publishing:
         is_batch = content_type.partition(";")[0].strip().lower() == BATCH_CONTENT_TYPE
         bytes_max = event_hub.event_bytes_max * (_JSON_FACTOR if is_batch else 1)
         encode = _encoder(publisher)
-        with _Upload(self._budget, deadline) as upload:
+        with _Upload(self._budget, deadline, site_at(peer_of(request).address)) as upload:
             await upload.read_body(request, bytes_max)
             if is_batch:
                 key = await self._parse_batch(request, upload, encode)
@@ -199,8 +199,9 @@ class _Upload:
     in their stored form. It counts all of that, while the body arrives and while parsing waits for turns.
     """
 
-    def __init__(self, budget: MemoryBudget, deadline: asyncio.Timeout) -> None:
-        """deadline: of the request; it ends at once when memory is exhausted, or its client leaves."""
+    def __init__(self, budget: MemoryBudget, deadline: asyncio.Timeout, address: Hashable) -> None:
+        """deadline: of the request; it ends at once when memory is exhausted, or its client leaves. address:
+        as of ``MemoryBudget.open_account``."""
         self._body = bytearray()
         self._text = ""
         self.payload = bytearray()
@@ -209,7 +210,7 @@ class _Upload:
         """Of each event, in bytes."""
         self._deadline = deadline
         self._reason: TidegateError | ClientDisconnect | None = None
-        self._account = budget.open_account(self._held_bytes, end=self._end)
+        self._account = budget.open_account(self._held_bytes, address=address, end=self._end)
 
     async def read_body(self, request: Request, bytes_max: int) -> None:
         """Read the body. Raises EventTooLargeError, ClientDisconnect."""

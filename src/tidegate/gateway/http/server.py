@@ -29,7 +29,7 @@ from tidegate.gateway.http.parser import LENGTHS, RequestParser
 from tidegate.transport.admission import TICKET, Admission, Face, Ticket
 from tidegate.transport.listener import Listener
 from tidegate.transport.memory import MemoryAccount, MemoryBudget
-from tidegate.transport.peers import IpAddress, parse_address, site_of
+from tidegate.transport.peers import IpAddress, parse_address, site_at, site_of
 from tidegate.transport.streams import StreamReceiver, new_read_buffer
 from tidegate.transport.tls import TlsServerConnection, held_by
 from tidegate.transport.turns import Share, Turns
@@ -462,7 +462,10 @@ class _HttpProtocol(H11Protocol):
         if self._waiting is not None:
             self._waiting.update()
         elif self.owner.budget is not None and self._measure_waiting() > _UNCOUNTED_BYTES:
-            self._waiting = self.owner.budget.open_account(self._measure_waiting, end=self.transport.abort)
+            address = None if self.client is None else site_at(self.client[0])
+            self._waiting = self.owner.budget.open_account(
+                self._measure_waiting, address=address, end=self.transport.abort
+            )
             self._waiting.update()
 
     def _measure_waiting(self) -> int:
