@@ -36,7 +36,7 @@ from tidegate.console.dead_letters import letters as dead_letters
 from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.dead_letters.filter import LetterQuery, format_place, parse_place
 from tidegate.console.dead_letters.histogram import DAYS_MAX, HOURS_MAX, histogram_of
-from tidegate.console.dead_letters.letters import LetterEvent, LetterSums
+from tidegate.console.dead_letters.letters import DeadLetterView, LetterEvent, LetterSums
 from tidegate.console.dead_letters.page import sums_context
 from tidegate.console.frame import shared_answers
 from tidegate.console.frame.rendering import rendered
@@ -281,6 +281,39 @@ def test_an_event_is_decoded_beside_the_event_loop(
     assert is_beside == [True, True]
     assert plain_browser.get(f"{address}/body").body == b'{"celsius": null}'
     assert is_beside == [True, True, True]
+
+
+@pytest.mark.parametrize("part", ["", "/body"])
+def test_few_whole_dead_letters_are_held_at_once(
+    letters: DeadLetters, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Protects the memory: each holds its copy and its event from when it is read, and 1,500 that waited for
+    a thread held 2.2 GB."""
+    number = letters.list(DeadLetterFilter(event_hub=HUB))[0].sequence_number
+    held, counts = 0, list[int]()
+    letter, event = DeadLetterView.letter, DeadLetterView.event
+
+    async def read(self: DeadLetterView, *place: Any, **since: Any) -> Any:
+        nonlocal held
+        held += 1
+        counts.append(held)
+        return await letter(self, *place, **since)
+
+    async def shown(self: DeadLetterView, *given: Any) -> Any:
+        nonlocal held
+        await asyncio.sleep(0.1)  # the others could be read
+        found = await event(self, *given)
+        held -= 1
+        return found
+
+    monkeypatch.setattr(DeadLetterView, "letter", read)
+    monkeypatch.setattr(DeadLetterView, "event", shown)
+    plain_browser.get("/")
+    address = f"/dead-letters/{HUB}/%24Default/0/{number}{part}"
+    with ThreadPoolExecutor(4) as threads:
+        answers = threads.map(lambda _: plain_browser.get(address), range(4))
+        assert [answer.status for answer in answers] == [200] * 4
+    assert max(counts) == 1
 
 
 def test_what_an_event_says_is_cut_and_drawn_in_slices(

@@ -21,6 +21,7 @@ from tidegate.console.frame.databases import Databases, ask_each, chosen, requir
 from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.frame.parts import ConsoleParts
 from tidegate.console.frame.shared_answers import SharedAnswers
+from tidegate.console.frame.shares import SharedPlaces
 from tidegate.console.jobs.jobs import Job, JobKind, Jobs
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.events import EventContents
@@ -46,8 +47,9 @@ _PAGES_S: Final = 0.5
 _SUMS_S: Final = 5.0
 """Seconds for which pages and sums are shared."""
 _HISTORY_MAX: Final = 100
-_DECODED_MAX: Final = 2
-"""Events that are decoded at once (our choice, as in the explorer: each may take a second, and 100 MB)."""
+_WHOLE_MAX: Final = 2
+"""Whole dead letters that are read and shown at once. Our choice, as in the explorer: each may take a second,
+and 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,9 @@ class DeadLetterView:
         self._sums: SharedAnswers[object, LetterSums] = SharedAnswers(
             parts.clock, kept_s=_SUMS_S, is_whole=lambda found: not found.problems
         )
-        self._decoding = Threads(_DECODED_MAX, name="tidegate-console-letters")
+        self.whole = SharedPlaces(_WHOLE_MAX)
+        """Hold one while a dead letter and its event are read and shown."""
+        self._decoding = Threads(_WHOLE_MAX, name="tidegate-console-letters")
 
     async def page(
         self,

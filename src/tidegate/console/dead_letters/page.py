@@ -7,7 +7,8 @@ included.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -38,6 +39,7 @@ from tidegate.console.frame.sessions import (
     form_of,
     require_listen,
     require_manage,
+    require_session,
     rights_of,
 )
 from tidegate.console.jobs.jobs import Jobs
@@ -284,48 +286,50 @@ class DeadLetterPages(Pages):
 
     @get("/dead-letters/{hub}/{group}/{partition}/{number}")
     async def show(self, request: Request) -> Response:
-        database, letter, history = await self._one(request)
-        event = missing = None
-        properties: list[tuple[Markup, Markup]] = []
-        shown: dict[str, Markup] = {}
-        try:
-            event = await self.letters.event(letter, event_texts)
-            names = await drawn(request, [name for name, _ in event.properties])
-            values = await drawn(request, [value for _, value in event.properties])
-            properties = list(zip(names, values, strict=True))
-            shown = dict(zip(event.body, await drawn(request, [*event.body.values()]), strict=True))
-        except TidegateError as error:
-            missing = error
-        parts = request.path_params
-        reported = seen_by(request, await self.pipelines.pipelines()).entries
-        return page(
-            request,
-            "dead_letters/dead_letter.html",
-            # A host's pipeline has no page.
-            is_pipeline_reported=any(each.name == letter.pipeline for each in reported),
-            letter=letter,
-            history=history,
-            event=event,
-            properties=properties,
-            missing=missing,
-            shown=shown,
-            database=database if self._databases else "",
-            body_address=letter_address(letter, request.query_params.get("database", ""), part="/body"),
-            query=LetterQuery.of({**parts, "database": database}, rights_of(request)),
-            is_open=letter.status is DeadLetterStatus.OPEN,
-            may_act=rights_of(request).may_manage(parts["hub"]),
-            has_pipelines=bool(self.letters.redrive_pipelines),
-        )
+        async with self._one(request) as (database, letter, history):
+            event = missing = None
+            properties: list[tuple[Markup, Markup]] = []
+            shown: dict[str, Markup] = {}
+            try:
+                event = await self.letters.event(letter, event_texts)
+                names = await drawn(request, [name for name, _ in event.properties])
+                values = await drawn(request, [value for _, value in event.properties])
+                properties = list(zip(names, values, strict=True))
+                shown = dict(zip(event.body, await drawn(request, [*event.body.values()]), strict=True))
+            except TidegateError as error:
+                missing = error
+            parts = request.path_params
+            reported = seen_by(request, await self.pipelines.pipelines()).entries
+            return page(
+                request,
+                "dead_letters/dead_letter.html",
+                # A host's pipeline has no page.
+                is_pipeline_reported=any(each.name == letter.pipeline for each in reported),
+                letter=letter,
+                history=history,
+                event=event,
+                properties=properties,
+                missing=missing,
+                shown=shown,
+                database=database if self._databases else "",
+                body_address=letter_address(letter, request.query_params.get("database", ""), part="/body"),
+                query=LetterQuery.of({**parts, "database": database}, rights_of(request)),
+                is_open=letter.status is DeadLetterStatus.OPEN,
+                may_act=rights_of(request).may_manage(parts["hub"]),
+                has_pipelines=bool(self.letters.redrive_pipelines),
+            )
 
     @get("/dead-letters/{hub}/{group}/{partition}/{number}/body")
     async def download(self, request: Request) -> Response:
         """The unchanged body."""
-        _, letter, _ = await self._one(request)
-        body = await self.letters.event(letter, lambda event: event.contents.body)
+        async with self._one(request) as (_, letter, _):
+            body = await self.letters.event(letter, lambda event: event.contents.body)
         name = f"{request.path_params['hub']}-{letter.partition_id}-{letter.sequence_number}.bin"
         return attachment(body, name)
 
-    async def _one(self, request: Request) -> tuple[str, DeadLetter, Sequence[AuditEntry]]:
+    @asynccontextmanager
+    async def _one(self, request: Request) -> AsyncIterator[tuple[str, DeadLetter, Sequence[AuditEntry]]]:
+        """The one that is asked for, with a place for it: its copy and its event have megabytes."""
         parts: Mapping[str, str] = request.path_params
         require_listen(request, parts["hub"])
         number = digits_of(parts["number"])
@@ -333,7 +337,9 @@ class DeadLetterPages(Pages):
             raise NotFoundError("There is no such dead letter.")
         consumer = ConsumerKey(parts["hub"], parts["group"])
         since, database = rights_of(request).since, request.query_params.get("database", "")
-        return await self.letters.letter(consumer, parts["partition"], number, database, since=since)
+        async with self.letters.whole.of(parts["hub"]):
+            require_session(request)  # a page may wait for others'
+            yield await self.letters.letter(consumer, parts["partition"], number, database, since=since)
 
 
 def sums_context(query: LetterQuery, sums: LetterSums | None) -> dict[str, Any]:
