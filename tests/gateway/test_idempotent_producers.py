@@ -12,6 +12,7 @@ import pytest
 from tests.gateway.support import HOST, Pair
 from tests.support.clocks import SetClock
 
+from tidegate.amqp.events import LinkDetached
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Error, Rejected
@@ -270,6 +271,37 @@ async def test_a_link_that_ends_while_it_attaches_leaves_nothing(pair: Pair) -> 
     pair.exchange()
     _, told = await _open(pair, "next", producer_id=7, epoch=1)
     assert told == (7, 1, -1)
+
+
+async def test_attaches_that_have_waited_are_answered_one_in_a_turn(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects other connections: the log ends many waits at once, and a client chooses how long an answer
+    takes. It waits for the connection's turn, accepted or refused, and holds nothing if the link goes first.
+    """
+    _, _ = await _open(pair, "newer", producer_id=0, epoch=1)
+    links = [_attach(pair, f"p{number}", producer_id=number, epoch=0) for number in range(20)]
+    gone = _attach(pair, "gone", producer_id=30, epoch=1)
+    with monkeypatch.context() as patches:
+        patches.setattr(pair, "request_turn", lambda: None)
+        held_before = pair.held_bytes
+        pair.exchange()
+        await asyncio.gather(*pair.owner.tasks)
+        pair.exchange()
+        assert not any(link.is_open for link in links)
+        assert not pair.of_kind(LinkDetached)
+        held_bytes = pair.held_bytes
+        gone.detach()
+        pair.exchange()
+        assert held_before < pair.held_bytes < held_bytes
+    turns_before = pair.turns
+    pair.request_turn()
+    await pair.wait_for(lambda: sum(link.is_open for link in links) == 19)
+    assert pair.turns - turns_before >= 20
+    assert pair.error_of(links[0]) is not None
+    assert pair.held_bytes == held_before
+    _, told = await _open(pair, "next", producer_id=30, epoch=0)
+    assert told == (30, 0, -1)
 
 
 @pytest.mark.parametrize(

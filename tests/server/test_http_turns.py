@@ -35,12 +35,13 @@ def _refuse(stream: WebSocketStream) -> StreamReceiver:
 class _SteppingClock:
     """Passes a millisecond each time that somebody looks, and a little: sums of floats may be too small."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = 1.001 * _MS) -> None:
         self.now_s = 0.0
+        self._step_s = step_s
 
     def monotonic(self) -> float:
         """Seconds."""
-        self.now_s += 1.001 * _MS
+        self.now_s += self._step_s
         return self.now_s
 
 
@@ -160,6 +161,60 @@ async def test_the_chunks_of_a_body_are_parsed_in_turns(
     assert text.count(b"HTTP/1.1 200") == 2 + bool(ahead)
     assert parsed.total() == 10_000
     assert max(parsed.values()) <= 200
+
+
+async def test_a_pass_begins_few_requests_whose_handlers_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the loop's other users: a request is parsed in a moment, and its handler, a task, runs in no
+    turn. Its time counts for its connection, also what it takes after it has waited.
+    """
+    clock = _SteppingClock(step_s=0.01 * _MS)
+    loop = asyncio.get_running_loop()
+    turns = Turns(monotonic=clock.monotonic, call_soon=loop.call_soon)
+    begun: Counter[int] = Counter()
+    all_wait, released = asyncio.Event(), asyncio.Event()
+    shares: list[Share] = []
+    join = Share.join
+
+    def joined(share: Share, address: object) -> None:
+        join(share, address)
+        if address is not None:
+            shares.append(share)
+
+    monkeypatch.setattr(Share, "join", joined)
+    listener = listening_socket("127.0.0.1", 0)
+
+    async def answer(request: Request) -> Response:
+        begun[passes.count] += 1
+        clock.now_s += 3 * _MS
+        if begun.total() == _CROWD:
+            all_wait.set()
+        await released.wait()
+        clock.now_s += 3 * _MS
+        return Response("done")
+
+    server = HttpServer(
+        Starlette(routes=[Route("/", answer)]), ssl_context=None, accept_websocket=_refuse, turns=turns
+    )
+    async with TaskOwner("test") as tasks:
+        server.work = tasks.start(server.serve(sockets=[listener]), name="serve")
+        await server.is_serving.wait()
+        peers = [await asyncio.open_connection(*listener.getsockname()[:2]) for _ in range(_CROWD)]
+        with _Passes() as passes:
+            for _, writer in peers:
+                writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            async with asyncio.timeout(60):
+                await all_wait.wait()
+                before_s = [share.served_s for share in shares]
+                released.set()
+                for reader, _ in peers:
+                    await reader.readuntil(b"done")
+        for _, writer in peers:
+            writer.close()
+        await server.stop()
+    assert max(begun.values()) <= 3  # of those that wait, and of those whose bytes come
+    assert all(3 * _MS <= each < 4 * _MS for each in before_s)
+    assert all(6 * _MS <= share.served_s < 8 * _MS for share in shares)
+    assert len(shares) == _CROWD
 
 
 class _Crowd:

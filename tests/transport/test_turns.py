@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -384,6 +385,80 @@ def test_idling_earns_no_more_than_a_small_credit() -> None:
         loop.run_pass()
     ahead_s = (late.done - (early.done - before)) * early.piece_s
     assert 0 <= ahead_s <= CREDIT_S + 2 * SLICE_S
+
+
+def test_the_steps_of_a_task_count_and_its_waits_do_not() -> None:
+    """Protects an address from another's tasks: what they take out of turn is taken from its turns."""
+    loop = Loop()
+    slow, quick = Peer(loop, piece_s=SLICE_S), Peer(loop, piece_s=SLICE_S, address="192.0.2.2")
+
+    async def answer() -> str:
+        loop.now += 0.02
+        await _Pause()
+        loop.now += 0.03
+        return "answer"
+
+    steps = slow.share.charged(answer()).__await__()
+    next(steps)
+    loop.now += 1.0
+    with pytest.raises(StopIteration, match="answer"):
+        steps.send(None)
+    assert slow.share.served_s == pytest.approx(0.05)
+    slow.ask(200)
+    quick.ask(200)
+    while quick.done < 28:  # the second step, which nothing of another address came before
+        loop.run_pass()
+    assert slow.done <= 1
+
+
+def test_a_task_that_fails_or_is_cancelled_counts_as_well() -> None:
+    """What is thrown into the task, and what it raises, passes through unchanged."""
+    loop = Loop()
+    peer = Peer(loop)
+
+    async def answer() -> None:
+        try:
+            await _Pause()
+        finally:
+            loop.now += 0.01
+
+    steps = peer.share.charged(answer()).__await__()
+    next(steps)
+    with pytest.raises(KeyError):
+        steps.throw(KeyError("thrown"))
+    assert peer.share.served_s == pytest.approx(0.01)
+    steps = peer.share.charged(answer()).__await__()
+    next(steps)
+    steps.close()
+    assert loop.now == pytest.approx(100.02)
+
+
+def test_a_pass_starts_as_many_tasks_as_it_has_slices_for() -> None:
+    """Protects the next pass, in which the tasks run: starting one takes next to nothing."""
+    loop = Loop()
+    begun: list[int] = []
+
+    def begin(number: int) -> bool:
+        begun.append(number)
+        share.reserve_step()
+        return False
+
+    for number in range(50):
+        share = Share(loop.turns, partial(begin, number))
+        share.join(number)
+        share.serve()
+    assert len(begun) == PASS_S / SLICE_S
+    for _ in range(20):
+        before = len(begun)
+        loop.run_pass()
+        assert len(begun) - before == PASS_S / SLICE_S
+
+
+class _Pause:
+    """Waits once."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
 
 
 def test_work_that_raises_costs_nobody_else_a_turn() -> None:

@@ -19,6 +19,10 @@ that arrive together each have a right to their share, and would leave nothing t
 Requests for ``/health`` (``for_health``) get a little extra time: behind all those arrivals a monitor's new
 connection would time out and report a busy service as dead.
 
+A request that may wait is a task, whose steps the loop runs in no turn. Their time counts as the share's
+(``Share.charged``), and the work that starts the task reserves some for its first step
+(``Share.reserve_step``): starting is cheap, and a pass would start more tasks than the loop runs in 50 ms.
+
 The loop rests briefly after each REST_AFTER_S of such work, for other threads, such as the log's writer. A
 busy loop keeps Python's global interpreter lock from them: each system call releases it, but returns before a
 waiting thread wakes up, and that thread's request for the lock (``sys.setswitchinterval``) then starts again
@@ -29,10 +33,10 @@ a single connection that attached link after link.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from heapq import heappop, heappush
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 SLICE_S: Final = 0.001
@@ -89,6 +93,7 @@ class _Tagged:
 
 
 _T = TypeVar("_T", bound=_Tagged)
+_Result = TypeVar("_Result")
 
 
 class _FairQueue(Generic[_T]):
@@ -194,10 +199,29 @@ class Share(_Tagged):
         """Whether the current work must stop now and continue later."""
         return self._turns is not None and self._turns.monotonic() >= self._until_s
 
+    def reserve_step(self) -> None:
+        """Count a slice in this pass of the event loop, for the first step of a task that it has started."""
+        if self._turns is not None:
+            self._turns.reserve_step()
+
+    def charged(self, work: Awaitable[_Result]) -> Awaitable[_Result]:
+        """``work``, to be awaited in a task: the time of its steps is this share's, waits cost nothing."""
+        return work if self._turns is None else _Charged(self, work)
+
+    def step(self) -> _Timed:
+        """A block whose time counts as this share's. It must not wait; not without turns."""
+        assert self._turns is not None
+        return _Timed(self._turns, self)
+
     def wait(self) -> None:
         """Wait for a later pass of the event loop. Does nothing without turns."""
         if self._turns is not None:
             self._turns.put_next(self)
+
+    def put(self) -> None:
+        """Do more of the work when its turn comes."""
+        assert self._turns is not None
+        self._turns.put(self)
 
     def close(self) -> None:
         """Do no more work, and drop the reference to ``work``."""
@@ -353,30 +377,78 @@ class Turns:
             if self._queue:
                 self._ask_for_pass()
 
+    def reserve_step(self) -> None:
+        """See ``Share.reserve_step``."""
+        self._served_s += SLICE_S
+
     def _run(self, share: Share) -> None:
-        party = share.party
-        assert party is not None
-        self._queue.enter(party)
-        party.queue.enter(share)
-        outer_s, self._inner_s = self._inner_s, 0.0
-        started_s = self.monotonic()
-        has_more = False
+        with _Timed(self, share) as timed:
+            timed.has_more = share.run(timed.started_s + self._slice_s)
+        if timed.has_more:
+            share.put()
+
+
+class _Timed:
+    """A block that is work of a share: its time counts."""
+
+    __slots__ = ("_outer_s", "_party", "_share", "_turns", "has_more", "started_s")
+
+    def __init__(self, turns: Turns, share: Share) -> None:
+        assert share.party is not None
+        self._turns = turns
+        self._share = share
+        self._party = share.party
+        self.has_more = False
+        """Whether the work leaves more to do, which waits."""
+
+    def __enter__(self) -> _Timed:
+        turns = self._turns
+        turns._queue.enter(self._party)
+        self._party.queue.enter(self._share)
+        self._outer_s, turns._inner_s = turns._inner_s, 0.0
+        self.started_s = turns.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        turns, share = self._turns, self._share
+        elapsed_s = turns.monotonic() - self.started_s
+        own_s = max(0.0, elapsed_s - turns._inner_s)
+        is_lone = not (self.has_more or share.is_waiting)
+        charged_s = max(own_s * _LONE_CHARGE, own_s - LONE_S) if is_lone else own_s
+        share.tag_s += charged_s
+        share.served_s += own_s
+        self._party.tag_s += charged_s
+        turns._served_s += own_s
+        turns._inner_s = self._outer_s + elapsed_s
+        turns._rests.add_work(own_s)
+        if turns._settled is not None and share.served_s >= ARRIVAL_S and not share.is_waiting:
+            share.move(turns._settled)
+
+
+class _Charged(Generic[_Result]):
+    """See ``Share.charged``."""
+
+    def __init__(self, share: Share, work: Awaitable[_Result]) -> None:
+        self._share = share
+        self._work = work
+
+    def __await__(self) -> Generator[Any, Any, _Result]:
+        share, work = self._share, self._work.__await__()
         try:
-            has_more = share.run(started_s + self._slice_s)
-        finally:
-            elapsed_s = self.monotonic() - started_s
-            own_s = max(0.0, elapsed_s - self._inner_s)
-            is_lone = not (has_more or share.is_waiting)
-            charged_s = max(own_s * _LONE_CHARGE, own_s - LONE_S) if is_lone else own_s
-            share.tag_s += charged_s
-            share.served_s += own_s
-            party.tag_s += charged_s
-            self._served_s += own_s
-            self._inner_s = outer_s + elapsed_s
-            self._rests.add_work(own_s)
-        turns = self
-        if self._settled is not None and share.served_s >= ARRIVAL_S and not share.is_waiting:
-            turns = self._settled
-            share.move(turns)
-        if has_more:
-            turns.put(share)
+            with share.step():
+                awaited = work.send(None)
+            while True:
+                try:
+                    answer = yield awaited
+                except GeneratorExit:
+                    work.close()
+                    raise
+                except BaseException as error:
+                    with share.step():
+                        awaited = work.throw(error)
+                else:
+                    with share.step():
+                        awaited = work.send(answer)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result

@@ -126,7 +126,10 @@ class ConnectionHandler:
         self._connection: Connection | None = None
         self._nodes: dict[Link, LinkNode] = {}
         self._attaching: set[Link] = set()
-        """Links whose attach is not answered yet."""
+        """Links whose attach waits for the log."""
+        self._unanswered: dict[Link, tuple[Attach, OpenedNode | Exception, int]] = {}
+        """Links whose attach has waited, with the answer to it and the bytes that it holds: a client chooses
+        how much an answer costs, and the log ends many waits at once."""
         requests = RequestNodes(self, owner.management)
         self._opener: NodeOpener | None = NodeOpener(self, owner.broker, owner.clock, requests)
         self._idle_guard = IdleGuard(
@@ -204,9 +207,10 @@ class ConnectionHandler:
             self._driver.request_turn()
 
     def on_turn(self) -> bool:
-        """Send on the receiver link that has waited longest, or check some links again, or detach some;
-        returns whether more can be done now. Links that wait for the socket stay in their order until
-        ``on_writable``: each of a thousand would otherwise run once for each time that it takes more.
+        """Answer an attach that has waited; then send on the receiver link that has waited longest, or check
+        some links again, or detach some. Returns whether more can be done now. Links that wait for the socket
+        stay in their order until ``on_writable``: each of a thousand would otherwise run once for each time
+        that it takes more.
 
         While links wait to be checked or detached, every other turn sends: policies of others may change
         faster than thousands of links are checked.
@@ -218,6 +222,8 @@ class ConnectionHandler:
             if self._is_admitted and self.claims.is_empty:
                 self._is_admitted = False
                 self._idle_guard.note_loss()
+        if self._unanswered:
+            self._answer_attach(next(iter(self._unanswered)))
         pump = next(iter(self._pumps), None) if self.is_writable else None
         if pump is not None and (self._is_sending_next or not (self._unjudged or self._losers)):
             self._is_sending_next = False
@@ -233,7 +239,8 @@ class ConnectionHandler:
             else:
                 for loser in list(self._losers)[:_TOLD_AT_ONCE]:
                     self._tell_loser(loser, self._losers.pop(loser))
-        return bool(self._unjudged or self._losers or (pump is not None and self._pumps))
+        is_more = self._unanswered or self._unjudged or self._losers
+        return bool(is_more or (pump is not None and self._pumps))
 
     def on_memory_pressure(self, is_short: bool) -> None:
         """Memory has become short, or no longer is: drop what can be read again."""
@@ -377,21 +384,43 @@ class ConnectionHandler:
         self.add_held(held_bytes)
         try:
             opened = await opening
+        except asyncio.CancelledError:
+            self.add_held(-held_bytes)
+            raise
+        except Exception as error:  # Any failure is reported to the client, and logged by ``amqp_error``.
+            self._answer_in_turn(link, attach, error, held_bytes)
+        else:
+            self._answer_in_turn(link, attach, opened, held_bytes)
+
+    def _answer_in_turn(
+        self, link: Link, attach: Attach, opened: OpenedNode | Exception, held_bytes: int
+    ) -> None:
+        if link in self._attaching:
+            assert self._driver is not None
+            self._attaching.remove(link)
+            self._unanswered[link] = attach, opened, held_bytes
+            self._driver.request_turn()
+        else:  # The client, or the connection, has gone meanwhile.
+            self._give_up(opened, held_bytes)
+
+    def _answer_attach(self, link: Link) -> None:
+        attach, opened, held_bytes = self._unanswered.pop(link)
+        self.add_held(-held_bytes)
+        if isinstance(opened, Exception):
+            self._refuse(link, attach, opened)
+            return
+        try:
             # Again: a policy may have changed meanwhile.
             _check_or_close(opened.node)
-        except Exception as error:  # Any failure is reported to the client, and logged by ``amqp_error``.
-            if link in self._attaching:
-                self._attaching.remove(link)
-                self._refuse(link, attach, error)
+        except TidegateError as error:
+            self._refuse(link, attach, error)
         else:
-            if link in self._attaching:
-                self._attaching.remove(link)
-                self._accept(link, attach, opened)
-            else:  # The client, or the connection, has gone meanwhile.
-                opened.node.close()
-        finally:
-            self.add_held(-held_bytes)
-        self.schedule_flush()
+            self._accept(link, attach, opened)
+
+    def _give_up(self, opened: OpenedNode | Exception, held_bytes: int) -> None:
+        self.add_held(-held_bytes)
+        if isinstance(opened, OpenedNode):
+            opened.node.close()
 
     def _refuse(self, link: Link, attach: Attach, error: Exception) -> None:
         answer = self.amqp_error(error)
@@ -437,6 +466,9 @@ class ConnectionHandler:
 
     def _drop(self, link: Link) -> None:
         self._attaching.discard(link)
+        if link in self._unanswered:
+            _, opened, held_bytes = self._unanswered.pop(link)
+            self._give_up(opened, held_bytes)
         self._unjudged.pop(link, None)
         self._losers.pop(link, None)
         node = self._nodes.pop(link, None)
@@ -528,7 +560,7 @@ class ConnectionHandler:
     def _on_over(self) -> None:
         self._is_over, self._is_admitted = True, False
         self.claims.close()
-        for link in list(self._nodes):
+        for link in [*self._nodes, *self._unanswered]:
             self._drop(link)
         self._attaching.clear()
         self._idle_guard.close()

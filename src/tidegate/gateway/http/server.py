@@ -298,7 +298,7 @@ class _HttpProtocol(H11Protocol):
             self._share.move(turns.for_health if is_health else turns.for_arrivals)
 
     def _parse(self) -> bool:
-        """Parse received bytes until the time is over; a request begins in a task."""
+        """Parse received bytes until the time is over; a request begins in a task, which is charged for."""
         if self.transport.is_closing():
             self._parser.discard_received()
             return False
@@ -375,7 +375,7 @@ class _HttpProtocol(H11Protocol):
             await self._wait_writable(waiting_bytes)
             await send(message)
 
-        await application(scope, receive, send_counted)
+        await self._share.charged(application(scope, receive, send_counted))
 
     async def _wait_writable(self, waiting_bytes: int) -> None:
         """Wait until the client has read what was sent; as many bytes wait behind that."""
@@ -408,6 +408,7 @@ class _HttpProtocol(H11Protocol):
 
     def _on_head(self, request: h11.Request, names: dict[str, str]) -> None:
         self.app_state = {HEADER_NAMES: names, TICKET: self.ticket}
+        self._share.reserve_step()
         if self._is_health and any(name in LENGTHS and value != b"0" for name, value in request.headers):
             self._parser.refuse(400, "A request for /health has no body.")
         trusted = self.owner.admission.trusted
