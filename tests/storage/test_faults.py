@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import random
@@ -25,6 +26,7 @@ from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
 from tidegate.storage.record import ProducerBatch
 from tidegate.storage.segments.segment import segment_path
+from tidegate.transport.tasks import TaskOwner
 
 _DATA = Path("/data")
 _DIRECTORY = _DATA / "logs/hub/0"
@@ -211,10 +213,11 @@ async def test_a_failing_listener_costs_nobody_an_answer(caplog: pytest.LogCaptu
     def fail() -> None:
         raise ZeroDivisionError
 
-    logs[0].open_reader(0, fail)
+    assert logs[0].open_reader(0, fail).take(1) == []
     futures = [log.append_nowait(b"x", [1], enqueued_time_ms=1) for log in logs]
     manager.commit_queued()
     assert [future.result().start_sequence_number for future in futures] == [0, 0]
+    await asyncio.sleep(0)
     assert "reader" in caplog.text
     await manager.close()
 
@@ -313,6 +316,33 @@ async def test_after_a_failed_sync_nothing_is_acknowledged_until_a_restart() -> 
     await manager.close()
     manager, logs = await _open(files)
     assert _append(manager, logs[0], b"third") == 1
+    await manager.close()
+
+
+async def test_a_producer_learns_of_no_batch_whose_sync_failed() -> None:
+    """A sender that takes a batch for stored because the service counted it does not send it again."""
+    files = SimulatedFiles()
+    manager, (log, _) = await _open(files, _DIRECT)
+    _append(manager, log, b"first", producer=ProducerBatch(1, 0, 0))
+    files.sync_error, files.sync_error_name = errno.EIO, "hub/0/"
+    second = log.append_nowait(b"second", [6], enqueued_time_ms=1, producer=ProducerBatch(1, 0, 1))
+    async with TaskOwner("test") as tasks:
+        state = tasks.start(log.producer_state(1), name="state")
+        await asyncio.sleep(0)
+        manager.commit_queued()
+        assert isinstance(second.exception(), LogFailedError)
+        with pytest.raises(LogFailedError, match="sync failed"):
+            await state
+    files.sync_error = None
+    await manager.close()
+    manager, (log, _) = await _open(files)
+    async with TaskOwner("test") as tasks:
+        state = tasks.start(log.producer_state(1), name="state")
+        await asyncio.sleep(0)
+        manager.commit_queued()
+        known = await state
+        assert known is not None
+        assert known.next_sequence == 1
     await manager.close()
 
 

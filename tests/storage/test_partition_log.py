@@ -17,12 +17,13 @@ from tidegate.model.errors import (
     OutOfOrderSequenceError,
     ServerBusyError,
 )
-from tidegate.storage.group_commit import ROUND_MAX
+from tidegate.storage.group_commit import ROUND_MAX, Delivery
 from tidegate.storage.log_manager import LogManager
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
-from tidegate.storage.partition_writer import AppendRequest
+from tidegate.storage.partition_writer import PartitionWriter, Request
 from tidegate.storage.record import AppendResult, ProducerBatch
+from tidegate.transport.tasks import TaskOwner
 
 _OPTIONS = LogOptions(
     segment_bytes_max=2000, index_interval_bytes=300, save_interval_bytes=1500, journal_bytes=20_000
@@ -46,6 +47,13 @@ def open_log(tmp_path: Path) -> OpenLog:
     return open_once
 
 
+@pytest.fixture
+async def tasks() -> AsyncIterator[TaskOwner]:
+    """The test's tasks."""
+    async with TaskOwner("test") as owner:
+        yield owner
+
+
 async def _append(log: FilePartitionLog, number: int, *, count: int = 1, size: int = 100) -> AppendResult:
     payload = number.to_bytes(4, "big") * (size // 4) * count
     return await log.append_nowait(payload, [size] * count, enqueued_time_ms=1000 + number)
@@ -59,7 +67,7 @@ async def test_a_burst_of_appends_is_answered_in_rounds(
     sizes: list[int] = []
     deliver = FilePartitionLog.deliver
 
-    def counted(log: FilePartitionLog, requests: list[AppendRequest]) -> None:
+    def counted(log: FilePartitionLog, requests: list[Request]) -> None:
         sizes.append(len(requests))
         deliver(log, requests)
 
@@ -89,6 +97,77 @@ async def test_a_quiet_partition_does_not_wait_for_the_backlog_of_a_busy_one(tmp
     await asyncio.gather(*futures, last)
     assert ended.index("quiet") < ROUND_MAX
     assert [future.result().start_sequence_number for future in futures] == list(range(4 * ROUND_MAX))
+    await manager.close()
+
+
+async def test_questions_for_producers_ride_in_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: TaskOwner
+) -> None:
+    """Each knows the appends before it, and divides no round. Protects the senders of all partitions, who
+    waited for a sync with each client that attached as an idempotent producer."""
+    manager = await LogManager.open(tmp_path, options=_OPTIONS, is_threaded=False)
+    await manager.create_logs("hub", 2)
+    log, other = manager.open_log("hub", "0"), manager.open_log("hub", "1")
+    rounds: list[int] = []
+    deliver = manager._commit._deliver
+
+    def counted(delivery: Delivery) -> None:
+        rounds.append(sum(len(requests) for _, requests in delivery[0]))
+        deliver(delivery)
+
+    monkeypatch.setattr(manager._commit, "_deliver", counted)
+    states = []
+    for number in range(10):
+        batch = ProducerBatch(number, 0, 0)
+        log.append_nowait(b"abc", [3], enqueued_time_ms=1, producer=batch)
+        other.append_nowait(b"abc", [3], enqueued_time_ms=1)
+        states += [tasks.start(log.producer_state(each), name="state") for each in (number, 100)]
+        await asyncio.sleep(0)
+    manager.commit_queued()
+    assert rounds == [10 + 10 + 16]  # no more than 16 clients are answered in a round
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    manager.commit_queued()
+    known = await asyncio.gather(*states)
+    assert [None if state is None else state.next_sequence for state in known] == [1, None] * 10
+    assert rounds[1:] == [4]
+    await manager.close()
+
+
+async def test_questions_of_clients_that_are_gone_fill_no_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: TaskOwner
+) -> None:
+    """However many came and went while the disk was stuck; those that stayed are answered, or refused at the
+    log's end."""
+    manager = await LogManager.open(tmp_path, options=_OPTIONS, is_threaded=False)
+    await manager.create_logs("hub", 1)
+    log = manager.open_log("hub", "0")
+    queued: list[object] = []
+    put = manager._commit.put
+
+    def counted(writer: PartitionWriter, request: Request) -> None:
+        queued.append(request)
+        put(writer, request)
+
+    monkeypatch.setattr(manager._commit, "put", counted)
+    for _ in range(100):
+        gone = tasks.start(log.producer_state(1), name="gone")
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+    stayed = [tasks.start(log.producer_state(1), name="stayed") for _ in range(40)]
+    await asyncio.sleep(0)
+    assert len(queued) == 16
+    for _ in range(2):
+        manager.commit_queued()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert sum(state.done() for state in stayed) == 16
+    manager.close_logs("hub")
+    manager.commit_queued()
+    ended = await asyncio.gather(*stayed, return_exceptions=True)
+    assert ended.count(None) == 32
+    assert sum(isinstance(error, ClosedError) for error in ended) == 8
     await manager.close()
 
 

@@ -142,9 +142,9 @@ class PartitionLog(Protocol):
         ...
 
     async def producer_state(self, producer_id: int) -> ProducerState | None:
-        """The state of an idempotent producer after all appends queued so far; None if unknown.
+        """The state of an idempotent producer after all appends queued so far, all durable; None if unknown.
 
-        Raises ClosedError. Cancellation: leaves no trace.
+        Raises ClosedError, LogFailedError. Cancellation: leaves no trace.
         """
         ...
 

@@ -1,17 +1,22 @@
 """Group commit: one thread at a time writes for all partitions.
 
-Theory of operation. The event loop puts appends into a queue and never waits. The leading thread takes what
-is queued (an equal share of each partition if it is too much for one round), does one gathered write per
-partition, makes that durable (small rounds with one sync of the journal, others with one of each file), and
-passes all results to the loop in one call. Meanwhile the next round collects in the queue: the slower the
-disk, the larger the rounds, so throughput does not fall with the time of a sync. Between rounds the thread
-notes how far partitions went (``PartitionWriter.save_mark``), and saves the manifests of those that are idle.
+Theory of operation. The event loop puts requests of partitions into a queue and never waits: appends, and
+questions for the state of a producer, which have their place among the partition's appends and need no sync.
+The leading thread takes what is queued (an equal share of each partition if it is too much for one round),
+does one gathered write per partition, makes that durable (small rounds with one sync of the journal, others
+with one of each file), and passes all results to the loop in one call. Meanwhile the next round collects in
+the queue: the slower the disk, the larger the rounds, so throughput does not fall with the time of a sync.
+Between rounds the thread notes how far partitions went (``PartitionWriter.save_mark``), and saves the
+manifests of those that are idle.
+
+A command (retention, a deletion, a backup) is a round by itself, after everything that was queued before it.
+So it divides the rounds of all partitions: nothing that clients cause as often as they like may be one.
 
 A step is one write, sync or command of a partition. The loop looks every few milliseconds whether one takes
 too long. Then the partition is away: another thread leads, and continues the rest of the round. The thread
 that was left finishes the partition's part of the round by itself, brings the partition back, and ends. What
 is queued for the partition meanwhile waits for that; the others do not. The step of the journal concerns
-everybody: all appends and commands (retention, a deletion) wait for it; reads and creations do not.
+everybody: all requests and commands wait for it; reads and creations do not.
 
     loop thread        futures, waiters, listeners, files open for reading, queued bytes, who leads
     leading thread     queue, backlog, rounds; PartitionWriter and files open for writing, unless away
@@ -34,11 +39,11 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from tidegate.storage.journal.journal import Journal
-from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
+from tidegate.storage.partition_writer import PartitionWriter, Request
 
 ROUND_MAX = 500
-"""Appends and commands per round. Our choice: the event loop answers a round in one go, which takes about a
-millisecond, and everything else waits meanwhile."""
+"""Requests per round. Our choice: the event loop answers a round in one go, which takes about a millisecond,
+and everything else waits meanwhile."""
 
 _SAVE_EVERY_S = 0.02
 """From one save for an idle partition to the next: they must not delay rounds (our choice)."""
@@ -69,7 +74,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """Any other work for the writing thread, in order with the appends of its partitions."""
+    """Any other work for the writing thread, in order with the requests of its partitions."""
 
     run: Callable[[], object]
     writers: Sequence[PartitionWriter]
@@ -78,8 +83,8 @@ class Command:
     error: Exception | None = None
 
 
-_Append = tuple[PartitionWriter, AppendRequest]
-_Part = tuple[PartitionWriter, list[AppendRequest]]
+_Item = tuple[PartitionWriter, Request]
+_Part = tuple[PartitionWriter, list[Request]]
 
 
 @dataclass(slots=True)
@@ -89,7 +94,7 @@ class _Return:
     writers: Sequence[PartitionWriter]
 
 
-_Queued = _Append | Command | _Return | None
+_Queued = _Item | Command | _Return | None
 """None: nothing follows."""
 
 Delivery = tuple[list[_Part], list[Command]]
@@ -102,7 +107,7 @@ class _Step:
 
     writers: Sequence[PartitionWriter]
     run: Callable[[], object]
-    requests: list[AppendRequest] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     following: Sequence[Callable[[], object]] = ()
     command: Command | None = None
     is_for_all: bool = False
@@ -111,11 +116,11 @@ class _Step:
 
 
 class _Round:
-    """What was taken from the queue: appends of partitions, or a command, or nothing."""
+    """What was taken from the queue: requests of partitions, or a command, or nothing."""
 
     def __init__(
         self,
-        parts: dict[PartitionWriter, list[AppendRequest]],
+        parts: dict[PartitionWriter, list[Request]],
         command: Command | None,
         journal: Journal | None,
         away: Container[PartitionWriter],
@@ -172,12 +177,12 @@ class GroupCommit:
         self._journal = journal
         self._deliver = deliver
         self._queue: SimpleQueue[_Queued] = SimpleQueue()
-        self._returned: deque[_Append | Command] = deque()
+        self._returned: deque[_Item | Command] = deque()
         """What waited for partitions that have come back; it goes before the queue."""
-        self._backlog: dict[PartitionWriter, deque[AppendRequest]] = {}
+        self._backlog: dict[PartitionWriter, deque[Request]] = {}
         self._command: Command | None = None
-        """Taken from the queue, but not in a round yet: appends, and the command that comes after them."""
-        self._away: dict[PartitionWriter, list[_Append | Command]] = {}
+        """Taken from the queue, but not in a round yet: requests, and the command that comes after them."""
+        self._away: dict[PartitionWriter, list[_Item | Command]] = {}
         """Partitions that a left thread works on, and what waits for them."""
         self._mark_after_s = mark_after_s
         self._unmarked: dict[PartitionWriter, float] = {}
@@ -204,7 +209,7 @@ class GroupCommit:
     def start(self) -> None:
         self._lead_by_new_thread(None)
 
-    def put(self, writer: PartitionWriter, request: AppendRequest) -> None:
+    def put(self, writer: PartitionWriter, request: Request) -> None:
         self._queue.put((writer, request))
         self._unanswered += 1
         if self._look_timer is None:
@@ -424,7 +429,7 @@ class GroupCommit:
             else:
                 self._sort_in(item)
         # Take equal shares, so that a busy partition does not delay the others.
-        parts: dict[PartitionWriter, list[AppendRequest]] = {}
+        parts: dict[PartitionWriter, list[Request]] = {}
         left = ROUND_MAX
         while self._backlog and left > 0:
             share = max(1, left // len(self._backlog))
@@ -440,7 +445,7 @@ class GroupCommit:
             command, self._command = self._command, None
         return _Round(parts, command, self._journal, self._away)
 
-    def _sort_in(self, item: _Append | Command) -> None:
+    def _sort_in(self, item: _Item | Command) -> None:
         writers = item.writers if isinstance(item, Command) else item[:1]
         away = next((writer for writer in writers if writer in self._away), None)
         if away is not None:
@@ -450,7 +455,7 @@ class GroupCommit:
         else:
             self._add_to_backlog(item)
 
-    def _add_to_backlog(self, item: _Append) -> None:
+    def _add_to_backlog(self, item: _Item) -> None:
         writer, request = item
         requests = self._backlog.get(writer)
         if requests is None:

@@ -35,7 +35,7 @@ from tidegate.storage.journal.replay import Replay, read_replay, write
 from tidegate.storage.line_file import LineFile
 from tidegate.storage.options import LogOptions
 from tidegate.storage.partition_log import FilePartitionLog
-from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
+from tidegate.storage.partition_writer import AppendRequest, PartitionWriter, Request
 from tidegate.storage.recovery import RecoveredLog, create_log, recover_log
 from tidegate.storage.segments.cold_reads import HubsInTurn, InlineExecutor
 from tidegate.storage.segments.segment import LOG_ID_BYTES
@@ -444,8 +444,8 @@ def _stopping_error() -> ClosedError:
     return ClosedError("The service is stopping and accepts no more events.")
 
 
-def _payload_bytes(requests: list[AppendRequest]) -> int:
-    return sum(len(request.payload) for request in requests)
+def _payload_bytes(requests: list[Request]) -> int:
+    return sum(len(request.payload) for request in requests if isinstance(request, AppendRequest))
 
 
 def _answer(command: Command) -> None:

@@ -19,7 +19,7 @@ from tidegate.model.errors import LogFailedError, ServerBusyError, TidegateError
 from tidegate.storage.calls_in_turn import CallsInTurn
 from tidegate.storage.engine import Bounds, closed_error, copy_error
 from tidegate.storage.group_commit import GroupCommit
-from tidegate.storage.partition_writer import AppendRequest, PartitionWriter
+from tidegate.storage.partition_writer import AppendRequest, PartitionWriter, Request, StateRequest
 from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import AppendResult, ProducerBatch, RecordBatch, encode_lengths
 from tidegate.storage.segments.cold_reads import RECENT_BYTES, ColdReads, HubsInTurn, NotInMemory, Warmed
@@ -30,6 +30,10 @@ from tidegate.storage.write_errors import is_shortage_error, shortage_error
 
 _PLACES_MAX = 256
 """Our choice: places remembered for the next reader, which then begins without a look-up."""
+
+_QUESTIONS_MAX = 16
+"""Questions for the state of a producer that a partition has in the queue (our choice: as many clients attach
+in a round, which a pass of the event loop can answer). Others wait on the loop until they are cancelled."""
 
 T = TypeVar("T")
 Place = tuple[Segment, int, int | None]
@@ -73,6 +77,8 @@ class FilePartitionLog:
         self._hub_id = directory.parent.name
         self._cold_reads = ColdReads(hubs, self._hub_id, loop, calls)
         self._calls = calls
+        self._questions = asyncio.Semaphore(_QUESTIONS_MAX)
+        """Released once a question was answered, also if its asker is gone: it is in the queue until then."""
         self._admission = admission
         self._gaps = gaps
         self._loop = loop
@@ -118,11 +124,13 @@ class FilePartitionLog:
         """See ``PartitionLog``."""
         if self.is_closed:
             raise closed_error()
-        state = await self._commit.put_command(
-            partial(self.writer.producer_state, producer_id), [self.writer]
-        )
-        assert state is None or isinstance(state, ProducerState)
-        return state
+        await self._questions.acquire()
+        if self.is_closed:
+            self._questions.release()
+            raise closed_error()
+        future: asyncio.Future[ProducerState | None] = self._loop.create_future()
+        self._commit.put(self.writer, StateRequest(producer_id, future))
+        return await future
 
     @property
     def producers_known_since(self) -> int:
@@ -285,22 +293,17 @@ class FilePartitionLog:
 
     # -- called by the manager, on the loop
 
-    def deliver(self, requests: list[AppendRequest]) -> None:
+    def deliver(self, requests: list[Request]) -> None:
         """Answer the requests of a round, then wake the readers that wait for more events."""
         is_more = False
         for request in requests:
-            result, future = request.result, request.future
-            if result is not None and not result.is_duplicate:
+            if isinstance(request, StateRequest):
+                self._questions.release()
+            elif request.result is not None and not request.result.is_duplicate:
                 is_more = True
                 self._appended_events += request.event_count
                 self._appended_bytes += len(request.payload)
-            if future.done():
-                continue
-            if result is not None:
-                future.set_result(result)
-            else:
-                assert request.error is not None
-                future.set_exception(copy_error(request.error))
+            _answer(request)
         if is_more and self.waiting:
             waiting, self.waiting = self.waiting, {}
             self._wake(waiting)
@@ -486,6 +489,18 @@ class FileReader:
         self._log.waiting.pop(self, None)
         if self._log.readers.pop(self, None) is not None and self._place is not None:
             self._log.remember(self._next, self._place)
+
+
+def _answer(request: Request) -> None:
+    if request.future.done():
+        return
+    if request.error is not None:
+        request.future.set_exception(copy_error(request.error))
+    elif isinstance(request, StateRequest):
+        request.future.set_result(request.result)
+    else:
+        assert request.result is not None
+        request.future.set_result(request.result)
 
 
 def _set_unless_done(future: asyncio.Future[Exception | None], error: Exception | None) -> None:

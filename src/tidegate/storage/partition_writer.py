@@ -82,6 +82,23 @@ class AppendRequest:
         return body_crc(self.payload, self.lengths)
 
 
+@dataclass(slots=True, eq=False)
+class StateRequest:
+    """A queued question for the state of an idempotent producer, and its outcome.
+
+    It is one of the requests of a round like an append: the answer is of the round's end, and durable.
+    """
+
+    producer_id: int
+    future: asyncio.Future[ProducerState | None]
+    """As of ``AppendRequest``."""
+    result: ProducerState | None = None
+    error: TidegateError | None = None
+
+
+Request = AppendRequest | StateRequest
+
+
 @dataclass(slots=True)
 class _Written:
     """A batch of the current round: written or about to be, not durable yet."""
@@ -148,18 +165,20 @@ class PartitionWriter:
         self._sync_lock = threading.Lock()
         """Held to sync a segment, and to say that it failed: no sync takes the error of another."""
         self._duplicates: list[tuple[AppendRequest, AppendResult]] = []
+        self._questions: list[StateRequest] = []
 
     # -- a round
 
-    def write(self, requests: list[AppendRequest]) -> None:
+    def write(self, requests: list[Request]) -> None:
         """Write the requests in order; afterwards each has an error, or waits for ``sync`` and ``finish``."""
+        self._questions = [request for request in requests if isinstance(request, StateRequest)]
         if not self._reserve.is_whole():
             full = self.failure or self._full_error()
             for request in requests:
                 request.error = full
             return
         for number, request in enumerate(requests):
-            if request.future.cancelled():
+            if isinstance(request, StateRequest) or request.future.cancelled():
                 continue
             if self.failure is not None:
                 request.error = self.failure
@@ -250,12 +269,17 @@ class PartitionWriter:
             else:
                 request.error = self.failure or self._refusal or self._full_error()
         self._duplicates = []
+        for question in self._questions:
+            # Only now: until here, a batch in the table could fail.
+            question.result = self._producers.get(question.producer_id)
+            question.error = self.failure
+        self._questions = []
         if self._unsaved_bytes >= self._options.save_interval_bytes and self.failure is None:
             self.save_manifest()
 
-    def abort(self, requests: list[AppendRequest], error: Exception) -> None:
+    def abort(self, requests: list[Request], error: Exception) -> None:
         """Refuse appends after an internal error; requests without a result get an error."""
-        self._duplicates, self._buffers, self._buffered = [], [], []
+        self._duplicates, self._questions, self._buffers, self._buffered = [], [], [], []
         self._unsynced, self._unsynced_buffers = [], []
         failure = self.failure or self._fail(error, "step of the writer")
         self._cut_off(self.view.end_position)
@@ -363,10 +387,6 @@ class PartitionWriter:
             last.result.enqueued_time_ms,
             last.chain,
         )
-
-    def producer_state(self, producer_id: int) -> ProducerState | None:
-        """The state of an idempotent producer after everything written so far; None if unknown."""
-        return self._producers.get(producer_id)
 
     @property
     def producers_known_since(self) -> int:
