@@ -73,7 +73,9 @@ async def test_read_ahead_is_counted_and_given_back(pair: Pair) -> None:
     link = _receiver(pair, 10)
     await pair.wait_for(lambda: len(pair.deliveries(link)) == 10)
     assert _held(pair) > 90_000
-    pair.handler.on_memory_pressure(True)
+    (drop,) = pair.handler.on_memory_pressure(True)
+    drop()
+    assert not pair.handler.on_memory_pressure(False)
     assert _held(pair) == before
     link.grant_credit(200)
     await pair.wait_for(lambda: len(pair.deliveries(link)) == 100)

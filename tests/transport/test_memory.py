@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,18 +14,26 @@ from tidegate.transport.memory import MemoryAccount, MemoryBudget
 class Peer:
     """A peer that holds what a test says."""
 
-    def __init__(self, budget: MemoryBudget, address: str = "here") -> None:
+    def __init__(self, budget: MemoryBudget, address: str = "here", *, steps: int = 0) -> None:
+        """steps: in which it adapts to a shortage, each of which frees a byte."""
         self.held = 0
+        self.steps = steps
         self.is_ended = False
         self.pressures: list[bool] = []
         self.account: MemoryAccount = budget.open_account(
-            lambda: self.held, address=address, end=self._end, on_pressure=self.pressures.append
+            lambda: self.held, address=address, end=self._end, on_pressure=self._adapt
         )
 
     def hold(self, size: int) -> None:
         """Hold so much from now on."""
         self.held = size
         self.account.update()
+
+    def _adapt(self, is_short: bool) -> Iterator[None]:
+        self.pressures.append(is_short)
+        for _ in range(self.steps if is_short else 0):
+            self.held -= 1
+            yield
 
     def _end(self) -> None:
         self.held = 0
@@ -73,6 +82,38 @@ async def test_shortage_is_told_once_each_way() -> None:
             await asyncio.sleep(0.01)
     assert not budget.is_short
     assert not first.is_ended
+
+
+async def test_peers_adapt_to_a_shortage_in_pieces() -> None:
+    """Protects the event loop: 8,000 receivers that dropped what they had read took 0.26 s in one step."""
+    budget = MemoryBudget(10_000)
+    peers = [Peer(budget, steps=1000) for _ in range(5)]
+    for peer in peers:
+        peer.hold(1001)
+    freed, left = [0], 5005
+    while left > 5:
+        await asyncio.sleep(0)
+        freed.append(left - sum(peer.held for peer in peers))
+        left -= freed[-1]
+    assert max(freed) < 100
+    await _settle()
+    assert budget.statistics().used_bytes == 5
+
+
+async def test_memory_is_freed_at_once_before_peers_are_ended() -> None:
+    """Protects who holds only what can be read again: where memory is exhausted before all have dropped that,
+    they do so first."""
+    budget = MemoryBudget(10_000)
+    peers = [Peer(budget, steps=1000) for _ in range(5)]
+    for peer in peers:
+        peer.hold(1001)
+    await asyncio.sleep(0)
+    assert budget.is_short
+    assert sum(peer.held for peer in peers) > 4000
+    budget.add_queued(6000)
+    await _settle()
+    assert sum(peer.held for peer in peers) == 5
+    assert not any(peer.is_ended for peer in peers)
 
 
 async def test_who_holds_most_without_progress_is_ended() -> None:

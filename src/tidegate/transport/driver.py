@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl as ssl_module
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from tidegate.amqp.configuration import ConnectionConfiguration, Role
@@ -90,8 +90,9 @@ class AmqpDriver:
         """Does up to a millisecond of the owner's work and returns whether there is more. Called in this
         connection's turn after ``request_turn``."""
         self._on_ended = on_ended
-        self.on_memory_pressure: Callable[[bool], None] | None = None
-        """Called with True when memory becomes short, and with False when it no longer is; None to ignore."""
+        self.on_memory_pressure: Callable[[bool], Iterable[Callable[[], None]]] | None = None
+        """Called with True when memory becomes short, and with False when it no longer is; returns what is to
+        be done about it, in short steps. None to ignore."""
         self.stop_reason: TidegateError | None = None
         """Why this driver stopped; None while it runs, ClosedError after ``close``."""
         self._stream: ByteStream | None = None
@@ -396,11 +397,12 @@ class AmqpDriver:
         held = self.connection.held_bytes + self._owner_bytes
         return held if self._stream is None else held + self._stream.held_bytes
 
-    def _on_memory_pressure(self, is_short: bool) -> None:
+    def _on_memory_pressure(self, is_short: bool) -> Iterator[None]:
         if self._stream is not None:
             self._stream.limit_unsent(WRITE_HIGH_BYTES_SHORT if is_short else WRITE_HIGH_BYTES)
-        if self.on_memory_pressure is not None:
-            self._call(self.on_memory_pressure, is_short)
+        for step in self.on_memory_pressure(is_short) if self.on_memory_pressure is not None else ():
+            self._call(step)
+            yield
 
     def _end_for_memory(self) -> None:
         """Abort the connection: its bytes wait for a peer that does not read, or does not finish a frame."""

@@ -242,12 +242,11 @@ class ConnectionHandler:
         is_more = self._unanswered or self._unjudged or self._losers
         return bool(is_more or (pump is not None and self._pumps))
 
-    def on_memory_pressure(self, is_short: bool) -> None:
-        """Memory has become short, or no longer is: drop what can be read again."""
-        if is_short:
-            for node in list(self._nodes.values()):
-                if isinstance(node, EgressLink):
-                    node.drop_read_ahead()
+    def on_memory_pressure(self, is_short: bool) -> list[Callable[[], None]]:
+        """Memory has become short, or no longer is: returns what drops, for one link each, what can be read
+        again."""
+        nodes = self._nodes.values() if is_short else ()
+        return [node.drop_read_ahead for node in nodes if isinstance(node, EgressLink)]
 
     # -- for the nodes
 
