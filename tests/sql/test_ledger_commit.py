@@ -17,6 +17,8 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Date,
+    DateTime,
     Enum,
     Integer,
     MetaData,
@@ -249,6 +251,27 @@ def test_a_row_whose_text_is_not_utf8_becomes_a_dead_letter(database: Database) 
     assert [row[0] for row in sink.contents_of(states)] == [0, 2]
     (letter,) = DeadLetters(database).list()
     assert (letter.sequence_number, letter.partition_key) == (1, "k\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("sql_type", "far"),
+    [
+        (DateTime(timezone=True), pa.array([0, 2**60], pa.timestamp("us", "UTC"))),
+        (Date(), pa.array([0, 2**30], pa.date32())),
+    ],
+    ids=["time", "date"],
+)
+def test_a_row_whose_time_python_lacks_becomes_a_dead_letter(
+    database: Database, sql_type: Any, far: pa.Array[Any]
+) -> None:
+    """Spark has years up to 294247, and a sender may choose them."""
+    times = Table("times", MetaData(), Column("at", sql_type))
+    target = LedgerTable(times, WriteMode.APPEND)
+    sink = Sink(database, {"times": target}, is_refused_dead_lettered=True)
+    rows = [event(number) for number in range(2)]
+    data = pa.Table.from_pylist(rows, schema=_schema_of(rows)).append_column("at", far)
+    assert sink.commit(BatchContents({"times": [data]})) == LedgerResult(0, 1, 1)
+    assert [letter.sequence_number for letter in DeadLetters(database).list()] == [1]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary()])

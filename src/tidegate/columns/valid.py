@@ -21,6 +21,18 @@ _compute: Any = pc
 _Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
 
 
+def python_rows(rows: _Rows, **options: Any) -> list[dict[str, Any]]:
+    """The rows as Python objects. Text is made UTF-8, and times outside of the years 1 to 9999 are null.
+
+    options: of Arrow's ``to_pylist``.
+    """
+    try:
+        return rows.to_pylist(**options)
+    except (OverflowError, ValueError):
+        known = _with_columns(with_valid_text(rows), lambda column: _changed(column, _known_times))
+        return known.to_pylist(**options)
+
+
 def with_valid_text(rows: _Rows) -> _Rows:
     """The rows, with U+FFFD in place of bytes that are not UTF-8."""
     return _with_columns(rows, valid_text)
@@ -34,11 +46,6 @@ def valid_text(column: Any) -> Any:
     except pa.ArrowInvalid:
         return _changed(column, _valid_text)
     return column
-
-
-def with_known_times(rows: _Rows) -> _Rows:
-    """The rows, with null in place of times and dates outside of the years 1 to 9999."""
-    return _with_columns(rows, lambda column: _changed(column, _known_times))
 
 
 def _with_columns(rows: _Rows, change: Callable[[Any], Any]) -> _Rows:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidegate.columns.valid import with_known_times, with_valid_text
+from tidegate.columns.valid import python_rows, with_valid_text
 from tidegate.spark.file_sink.commits import StagedFile
 from tidegate.spark.file_sink.options import HASH_BYTES, FileFormat, FileSinkOptions, folder_begin
 from tidegate.spark.file_sink.storage import FileSinkError, SinkFolder
@@ -176,10 +176,7 @@ class _JsonLines:
         self._stream = stream
 
     def write(self, rows: pa.RecordBatch) -> None:
-        try:
-            objects = rows.to_pylist(maps_as_pydicts="lossy")
-        except (OverflowError, ValueError):
-            objects = with_known_times(rows).to_pylist(maps_as_pydicts="lossy")
+        objects = python_rows(rows, maps_as_pydicts="lossy")
         lines = [orjson.dumps(each, default=_plain, option=orjson.OPT_UTC_Z) for each in objects]
         self._stream.write(b"\n".join(lines) + b"\n")
 

@@ -9,7 +9,7 @@ from itertools import islice
 
 import pyarrow as pa
 
-from tidegate.columns.valid import with_valid_text
+from tidegate.columns.valid import python_rows
 from tidegate.model.errors import DatabaseError
 from tidegate.sql.core.halving import failures_of
 from tidegate.sql.core.unit_of_work import RowsRefusedError
@@ -53,8 +53,7 @@ def write_halving(
         lambda low, until: write(rows.slice(low, until - low)), 0, rows.num_rows, RowsRefusedError
     )
     return [
-        RefusedRow(with_valid_text(rows.slice(index, 1)).to_pylist()[0], error)
-        for index, error in islice(found, refused_max)
+        RefusedRow(python_rows(rows.slice(index, 1))[0], error) for index, error in islice(found, refused_max)
     ]
 
 
