@@ -179,8 +179,10 @@ async def test_a_row_that_was_only_locked_is_no_checkpoint(database: Database, s
     with UnitOfWork(database, CONSUMER) as unit:
         unit.lock("0")
     assert await position(store) is None
+    assert CheckpointReader(database).read_all() == []
     await store.update_checkpoint(GROUP, ProcessorCheckpoint("0", -1), lease=None)
     assert await position(store) == ProcessorCheckpoint("0", -1)
+    assert len(CheckpointReader(database).read_all()) == 1
 
 
 async def test_a_replaced_hub_is_refused_until_told_otherwise(store: SqlStore) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from threading import Barrier, Thread
+from threading import Barrier, Event, Thread
+from typing import Any
 
 import pytest
 
 from tidegate.model.errors import QuotaExceededError
 from tidegate.sql import (
+    CheckpointReader,
     ConsumerKey,
     Database,
     DeadLetterFilter,
@@ -99,6 +102,75 @@ def test_a_handlers_dead_letter_that_is_being_committed_stays(database: Database
     adding.join()
     (found,) = DeadLetters(database).list()
     assert (answers, found.pipeline, found.attempts) == ([0], "live", 1)
+
+
+def test_a_handlers_first_batch_waits_for_an_addition(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds no checkpoint, as that of the addition is deleted again, and creates its own behind it."""
+    is_adding, may_end, write = Event(), Event(), UnitOfWork.add_dead_letters
+
+    def write_later(unit: UnitOfWork, *args: Any) -> int:
+        if unit.pipeline_name != "live":
+            is_adding.set()
+            may_end.wait(60)
+        return write(unit, *args)
+
+    def handle() -> None:
+        with UnitOfWork(database, CONSUMER, pipeline_name="live") as unit:
+            position = unit.lock("0")
+            unit.add_dead_letters("0", [_letter(1)])
+            unit.advance("0", position, 2)
+
+    monkeypatch.setattr(UnitOfWork, "add_dead_letters", write_later)
+    with ThreadPoolExecutor(2) as threads:
+        added = threads.submit(_add, database, 1)
+        assert is_adding.wait(60)
+        handled = threads.submit(handle)
+        is_early = not wait([handled], 0.3).not_done
+        may_end.set()
+        handled.result()
+    (found,) = DeadLetters(database).list()
+    assert (is_early, added.result(), found.pipeline, found.attempts) == (False, 1, "live", 1)
+    assert CheckpointReader(database).read(CONSUMER)["0"].next_sequence_number == 2
+
+
+def test_additions_beside_first_batches(database: Database) -> None:
+    """In any order: no batch fails, no addition replaces a handler's dead letter, and all checkpoints
+    are those of the batches."""
+    partition_ids = [str(number) for number in range(8)]
+
+    def handle(partition_id: str) -> None:
+        with UnitOfWork(database, CONSUMER, pipeline_name="live") as unit:
+            position = unit.lock(partition_id)
+            unit.add_dead_letters(partition_id, [_letter(1)])
+            unit.advance(partition_id, position, 2)
+
+    def add(partition_id: str) -> None:
+        for _ in range(3):
+            _add(database, 1, partition_id=partition_id, open_max=1_000)
+
+    with ThreadPoolExecutor(3) as threads:
+        for partition_id in partition_ids:
+            working = [threads.submit(work, partition_id) for work in (add, handle, add)]
+            for each in working:
+                each.result()
+    found = DeadLetters(database).list()
+    assert [(each.pipeline, each.attempts) for each in found] == [("live", 1)] * len(partition_ids)
+    stored = CheckpointReader(database).read(CONSUMER)
+    assert {key: each.next_sequence_number for key, each in stored.items()} == dict.fromkeys(partition_ids, 2)
+
+
+def test_an_addition_leaves_no_checkpoint(database: Database) -> None:
+    """Clients could fill the table with those of groups that they delete; one that was there stays."""
+    assert _add(database, 1) == 1
+    with pytest.raises(QuotaExceededError):
+        _add(database, 2, open_max=1)
+    assert CheckpointReader(database).read(CONSUMER) == {}
+    with UnitOfWork(database, CONSUMER) as unit:
+        unit.lock("0")
+    assert _add(database, 1, 2) == 1
+    assert CheckpointReader(database).read(CONSUMER).keys() == {"0"}
 
 
 def test_a_handlers_attempts_begin_with_its_own(database: Database) -> None:

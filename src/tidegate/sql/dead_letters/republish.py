@@ -10,13 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from tidegate.model.errors import AlreadyExistsError, QuotaExceededError
 from tidegate.sql.core.database import Database
 from tidegate.sql.core.dead_letter_rows import close_letters, conditions_of, lock_open
 from tidegate.sql.core.parked_keys import is_open
-from tidegate.sql.core.schema import dead_letter, in_partition_order, letters_of_handlers, of_consumer
+from tidegate.sql.core.schema import (
+    checkpoint,
+    dead_letter,
+    in_partition_order,
+    letters_of_handlers,
+    of_consumer,
+)
 from tidegate.sql.core.unit_of_work import UnitOfWork
 from tidegate.sql.core.values import (
     OVER_HTTP,
@@ -59,9 +65,8 @@ def add_once(
         open_count = connection.execute(counted).scalar_one()
     unit = UnitOfWork(database, consumer, pipeline_name=OVER_HTTP)
     with unit, unit.translating("adding dead letters"):
-        # Handlers write theirs under this lock: none appears between the look and the writing. It creates the
-        # row, because a pipeline's first batch does so in the transaction that writes its dead letters.
-        unit.lock(partition_id)
+        # Handlers write theirs under this lock: none appears between the look and the writing.
+        is_created = _lock(unit, partition_id)
         known = set(lock_open(unit, partition_id, times_ms))
         new = [letter for letter in letters if letter.sequence_number not in known]
         _refuse_closed(unit, partition_id, new)
@@ -71,7 +76,29 @@ def add_once(
                 f"{consumer} has more than {room:,} open dead letters; {open_max:,} are allowed.",
                 next_step="Redrive or discard some. If every event fails, stop the consumer instead.",
             )
-        return unit.add_dead_letters(partition_id, new)
+        count = unit.add_dead_letters(partition_id, new)
+        if is_created:
+            # Nothing else deletes it: clients could fill the table with those of groups that are gone. For
+            # others it is as if this transaction had been rolled back, as none has ever seen the row.
+            unit.connection.execute(delete(checkpoint).where(of_consumer(checkpoint, consumer, partition_id)))
+        return count
+
+
+def _lock(unit: UnitOfWork, partition_id: str) -> bool:
+    """Lock the checkpoint; returns whether this transaction has created it.
+
+    It does if there is none, because a pipeline's first batch creates it in the transaction that writes its
+    dead letters. Whose a new row is, not every database says, but its token does.
+    """
+    row = {
+        "event_hub": unit.consumer.event_hub,
+        "consumer_group": unit.consumer.consumer_group,
+        "partition_id": partition_id,
+        "transaction_token": unit.token,
+        "updated_at": unit.database.clock.now_utc(),
+    }
+    unit.connection.execute(unit.database.dialect.insert_or_lock(checkpoint, row))
+    return unit.lock_checkpoint(partition_id).transaction_token == unit.token
 
 
 def _refuse_closed(unit: UnitOfWork, partition_id: str, letters: Sequence[NewDeadLetter]) -> None:

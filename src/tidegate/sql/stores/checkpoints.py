@@ -14,7 +14,6 @@ from sqlalchemy import (
     func,
     make_url,
     select,
-    true,
 )
 
 from tidegate.model.errors import DatabaseError
@@ -50,8 +49,11 @@ class CheckpointReader:
         return {found.partition_id: found for found in self._select(of_consumer(checkpoint, consumer))}
 
     def read_all(self) -> list[Checkpoint]:
-        """All consumers' checkpoints, by hub, group and partition. Raises as ``read``."""
-        return self._select(true())
+        """All consumers' checkpoints, by hub, group and partition, without rows that were only locked.
+
+        Raises as ``read``.
+        """
+        return self._select(checkpoint.c.owner.is_not(None))
 
     def _select(self, condition: ColumnElement[bool]) -> list[Checkpoint]:
         statement = select(checkpoint).where(condition).order_by(*in_partition_order(checkpoint))
