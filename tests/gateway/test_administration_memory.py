@@ -13,7 +13,7 @@ from starlette.types import Message
 from tests.gateway.support import HOST
 from tests.support.clocks import SetClock
 
-from tidegate.broker import Broker
+from tidegate.broker import Broker, event_hub
 from tidegate.gateway.administration.operations import OPERATIONS, Call
 from tidegate.gateway.administration.partition_lists import in_slices
 from tidegate.gateway.http import long_answers
@@ -74,10 +74,22 @@ async def test_bodies_that_do_not_end_count(broker: Broker, clock: SetClock) -> 
         assert budget.statistics().used_bytes == 600
 
 
-async def test_statistics_of_the_namespace_are_counted_in_slices(broker: Broker) -> None:
+@pytest.mark.parametrize(
+    ("operation_id", "steps_of_counts", "partitions"),
+    # Of the namespace: of deleted event hubs together, of "hub", and of others with 1, 1 and 5 partitions.
+    [("readStatistics", 1 + 1 + 1 + 1 + 3, 2 + 1 + 1 + 5), ("readEventHubStatistics", 3, 5)],
+)
+async def test_statistics_are_counted_in_slices(
+    broker: Broker,
+    monkeypatch: pytest.MonkeyPatch,
+    operation_id: str,
+    steps_of_counts: int,
+    partitions: int,
+) -> None:
     """Protects the loop: each partition of each event hub takes some microseconds."""
+    monkeypatch.setattr(event_hub, "_PARTITIONS_PER_STEP", 2, raising=False)
     for number in range(3):
-        await broker.create_event_hub(f"other{number}", partition_count=1)
+        await broker.create_event_hub(f"other{number}", partition_count=5 if number == 2 else 1)
     steps: list[object] = []
 
     class Slices(SlicedWork):
@@ -88,11 +100,11 @@ async def test_statistics_of_the_namespace_are_counted_in_slices(broker: Broker)
             steps.extend(found)
             return found
 
-    operation = next(each for each in OPERATIONS if each.operation_id == "readStatistics")
-    call = Call(broker, dict, {}, None, is_manager=True, sliced_work=Slices(), encode_row=str)
+    operation = next(each for each in OPERATIONS if each.operation_id == operation_id)
+    call = Call(broker, dict, {"hub": "other2"}, None, is_manager=True, sliced_work=Slices(), encode_row=str)
     answer = await cast("Awaitable[dict[str, int]]", operation.handler(call))
     assert answer["incoming_events"] == 0
-    assert len(steps) == (1 + 4) + 4  # counts, of the deleted ones together, and sizes
+    assert len(steps) == steps_of_counts + partitions
 
 
 async def _never() -> Message:

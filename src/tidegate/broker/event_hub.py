@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from typing import Any, Final, Unpack
 
 from tidegate.broker.audit import Action, AuditTrail, current_actor
@@ -39,6 +40,9 @@ from tidegate.model.limits import (
 )
 from tidegate.model.partition_key import partition_for_key
 from tidegate.storage.engine import LogEngine
+
+_PARTITIONS_PER_STEP: Final = 128
+"""Whose counts are added at once (our choice: some 0.2 ms)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,11 +337,17 @@ class EventHub:
 
     def statistics(self) -> EventHubStatistics:
         """Counts since the service started."""
-        counts = (
-            (*each.appended, *each.delivered, each.incoming_requests, each.throttled_requests)
-            for each in self.partitions
-        )
-        return EventHubStatistics(*map(sum, zip(*counts, strict=True)))
+        return sum(self.each_statistics(), EventHubStatistics())
+
+    def each_statistics(self) -> Iterator[EventHubStatistics]:
+        """Those of some partitions at a time, which sum up to ``statistics``: a step for slices."""
+        partitions = iter(self.partitions)
+        while some := list(islice(partitions, _PARTITIONS_PER_STEP)):
+            counts = (
+                (*each.appended, *each.delivered, each.incoming_requests, each.throttled_requests)
+                for each in some
+            )
+            yield EventHubStatistics(*map(sum, zip(*counts, strict=True)))
 
     def _check_may_add_partitions(self) -> None:
         """Raise UnauthorizedError unless the actor has Manage on the namespace, or is the service itself.

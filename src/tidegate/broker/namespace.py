@@ -505,7 +505,8 @@ class Broker:
         """Those of the deleted event hubs, and of each one that there is when the first is taken."""
         event_hubs = self.list_event_hubs()
         yield self._statistics_of_deleted
-        yield from (hub.statistics() for hub in event_hubs)
+        for hub in event_hubs:
+            yield from hub.each_statistics()
 
     @property
     def is_congested(self) -> bool:

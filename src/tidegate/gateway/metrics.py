@@ -112,7 +112,16 @@ def _of_hub(
 def _counter(name: str, description: str, field: str, azure_name: str) -> ServiceMetric:
     """A number of ``EventHubStatistics``."""
     read = attrgetter(field)
-    return _of_hub(name, description, lambda hub: read(hub.statistics()), azure_name)
+
+    def samples(sources: Sources) -> Samples:
+        for hub in sources.broker.list_event_hubs():
+            count = 0
+            for counts in hub.each_statistics():
+                count += read(counts)
+                yield None
+            yield (hub.name,), count
+
+    return ServiceMetric(name, description, samples, ("event_hub",), azure_name)
 
 
 def _of_capture(name: str, description: str, field: str, azure_name: str = "") -> ServiceMetric:

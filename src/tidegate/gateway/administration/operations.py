@@ -7,7 +7,7 @@ between plain values and one call of the broker. ``$management`` carries the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from itertools import islice
@@ -240,10 +240,21 @@ async def _regenerate_key(call: Call) -> object:
 
 
 async def _namespace_statistics(call: Call) -> object:
-    counts = await in_slices(call.broker.each_statistics(), call.sliced_work)
-    sizes = (hub.stored_bytes for hub in call.broker.list_event_hubs())
+    return await _statistics(call, call.broker.each_statistics(), call.broker.list_event_hubs())
+
+
+async def _hub_statistics(call: Call) -> object:
+    event_hub = call.event_hub
+    return await _statistics(call, event_hub.each_statistics(), (event_hub,))
+
+
+async def _statistics(
+    call: Call, each_counts: Iterator[EventHubStatistics], event_hubs: Sequence[EventHub]
+) -> dict[str, int]:
+    counts = await in_slices(each_counts, call.sliced_work)
+    sizes = (partition.stored_bytes for hub in event_hubs for partition in hub.partitions)
     stored_bytes = sum(await in_slices(sizes, call.sliced_work))
-    return _statistics(sum(counts, EventHubStatistics()), stored_bytes)
+    return {**asdict(sum(counts, EventHubStatistics())), "stored_bytes": stored_bytes}
 
 
 async def _list_partitions(call: Call) -> object:
@@ -404,7 +415,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", f"{_HUB}/statistics", "readEventHubStatistics",
         "Counts of an event hub since the service started, and its size.", Needs.SEE,
-        lambda call: _statistics(call.event_hub.statistics(), call.event_hub.stored_bytes),
+        _hub_statistics,
         answer=shapes.Statistics,
     ),
     Operation(
@@ -504,10 +515,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
 )  # fmt: skip
 """Every operation there is."""
-
-
-def _statistics(counts: EventHubStatistics, stored_bytes: int) -> dict[str, int]:
-    return {**asdict(counts), "stored_bytes": stored_bytes}
 
 
 def _audit_record(record: AuditRecord) -> dict[str, object]:
