@@ -87,8 +87,8 @@ class _World:
         )
 
     def names(self, account: str = A) -> list[str]:
-        found, _ = self.blobs.page(account, "store", prefix="", delimiter="", start="", count=10**6)
-        return [each.blob.name for each in found if not isinstance(each, str)]
+        page = self.blobs.page(account, "store", prefix="", delimiter="", start="", count=10**6)
+        return [each.blob.name for each in page if not isinstance(each, str)]
 
     def kept(self) -> list[str]:
         return [key for key in self.memory.cells if key.startswith(("blob/", "container/"))]
@@ -514,11 +514,11 @@ def test_pages_and_common_parts() -> None:
         def listed(**given: str) -> list[str]:
             found, start, wanted = [], "", {"prefix": "", "delimiter": "", **given}
             while True:
-                page, following = world.blobs.page(A, "store", start=start, count=2, **wanted)
+                page = world.blobs.page(A, "store", start=start, count=2, **wanted)
                 found += [each if isinstance(each, str) else each.blob.name for each in page]
-                if following is None:
+                if page.following is None:
                     return found
-                start = following
+                start = page.following
 
         assert listed() == ["a/1", "a/2", "b", "c/x/1", "c/y", "d"]
         assert listed(delimiter="/") == ["a/", "b", "c/", "d"]
@@ -567,16 +567,49 @@ async def test_a_page_of_a_list_is_bounded_in_bytes(world: _World, monkeypatch: 
         )
     sizes, names, start = [], [], ""
     while True:
-        found, following = world.blobs.page(A, "store", prefix="", delimiter="", start=start, count=100)
+        page = world.blobs.page(A, "store", prefix="", delimiter="", start=start, count=100)
+        found = list(page)
         sizes.append(len(found))
         names += [each.blob.name for each in found if not isinstance(each, str)]
-        if following is None:
+        if page.following is None:
             break
-        start = following
+        start = page.following
     assert (sizes, names) == ([2, 2, 2, 1], [f"{number}" for number in range(7)])
     monkeypatch.setattr(stores, "LIST_BYTES_MAX", 1)
-    found, following = world.blobs.page(A, "store", prefix="", delimiter="", start="", count=100)
-    assert (len(found), following) == (1, "1")
+    page = world.blobs.page(A, "store", prefix="", delimiter="", start="", count=100)
+    assert (len(list(page)), page.following) == (1, "1")
+
+
+async def test_a_page_is_found_an_entry_at_a_time(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the loop: what a page has is not even looked at before its slice. What is created, deleted or
+    written meanwhile moves no other blob, and of a container that is deleted no part is a page."""
+    for name in ("a/1", "a/2", "b", "c", "d", "e"):
+        await world.put(name)
+    looked_at: list[str] = []
+
+    def listed_bytes(blob: Blob) -> int:
+        looked_at.append(blob.name)
+        return 1
+
+    monkeypatch.setattr(Blob, "listed_bytes", property(listed_bytes))
+    page = world.blobs.page(A, "store", prefix="", delimiter="/", start="", count=4)
+    entries = iter(page)
+    assert looked_at == []
+    assert next(entries) == "a/"
+    assert looked_at == ["a/1"]
+    await world.put("a")
+    await world.put("a/3")
+    await world.blobs.delete(A, "store", "b", NO_CONDITIONS, lease_id=None)
+    await world.put("bb")
+    written = await world.put("c")
+    left = [each.blob for each in entries if not isinstance(each, str)]
+    assert [each.name for each in left] == ["bb", "c", "d"]
+    assert left[1].etag == written.etag
+    assert page.following == "e"
+    entries = iter(world.blobs.page(A, "store", prefix="", delimiter="", start="", count=9))
+    next(entries)
+    await world.blobs.delete_container(A, "store")
+    await _refused(Refusal.CONTAINER_NOT_FOUND, lambda: next(entries))
 
 
 def _contents(account_id: str, name: str = "c") -> Contents:

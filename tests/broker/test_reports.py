@@ -57,8 +57,8 @@ class _World:
     def etags(self) -> dict[str, str]:
         """Of all blobs of reports, by kind and partition."""
         account = self.hub.description.hub_id
-        found, _ = self.broker.blobs.page(account, REPORTS, prefix="", delimiter="", start="", count=100)
-        blobs = [each.blob for each in found if not isinstance(each, str)]
+        page = self.broker.blobs.page(account, REPORTS, prefix="", delimiter="", start="", count=100)
+        blobs = [each.blob for each in page if not isinstance(each, str)]
         return {"/".join(each.name.split("/")[3:]): each.etag for each in blobs}
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +35,7 @@ from tidegate.broker.blobs.blob import (
     parse_blob,
     parse_container,
 )
-from tidegate.broker.blobs.contents import BLOB_KEYS, Contents, Usage
+from tidegate.broker.blobs.contents import BLOB_KEYS, Contents, Page, Usage
 from tidegate.broker.blobs.groups import GroupIndex
 from tidegate.broker.blobs.lease import Lease
 from tidegate.broker.blobs.refusals import BlobRefusedError, Refusal
@@ -75,9 +74,6 @@ WAITING_MAX: Final = 256
 
 _BUSY_RETRY_AFTER_S: Final = 1.0
 _CONTAINER_NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*", re.ASCII)
-_LAST: Final = chr(0x10FFFF)
-"""After every character of a name."""
-
 _METADATA_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -312,32 +308,15 @@ class BlobStore:
 
     def page(
         self, account_id: str, container: str, *, prefix: str, delimiter: str, start: str, count: int
-    ) -> tuple[list[Held | str], str | None]:
-        """At most ``count`` blobs in the order of their names, from the name ``start`` on, and the name at
-        which the next page starts (None: there is none). A page has at most ``LIST_BYTES_MAX`` of names and
-        metadata, but at least one blob.
+    ) -> Page:
+        """At most ``count`` blobs in the order of their names, from the name ``start`` on. A page has at most
+        ``LIST_BYTES_MAX`` of names and metadata, but at least one blob.
 
         delimiter: names that have it behind the prefix make one entry, the part that they have in common;
-        empty: there is none. Raises BlobRefusedError.
+        empty: there is none. Raises BlobRefusedError, as iterating over it does.
         """
         contents = self._contents(account_id, container)
-        names = contents.names
-        index = bisect_left(names, max(prefix, start))
-        found: list[Held | str] = []
-        size = 0
-        while index < len(names) and (name := names[index]).startswith(prefix):
-            size += contents.blobs[name].listed_bytes
-            if len(found) >= count or (size > LIST_BYTES_MAX and found):
-                return found, name
-            end = name.find(delimiter, len(prefix)) if delimiter else -1
-            if end < 0:
-                found.append(Held(contents.blobs[name], contents.leases.get(name)))
-                index += 1
-            else:
-                common = name[: end + len(delimiter)]
-                found.append(common)
-                index = bisect_left(names, common + _LAST, index)
-        return found, None
+        return Page(contents, prefix, delimiter, start, count, LIST_BYTES_MAX)
 
     @property
     def now(self) -> float:

@@ -88,12 +88,12 @@ def property_headers(held: Held, now: float) -> dict[str, str]:
     }
 
 
-def list_entry(held: Held | str, now: float, *, has_metadata: bool) -> str:
-    """One blob of a list, or the common part of several names."""
+def list_entry(held: Held | str, now: float, *, has_metadata: bool) -> bytes:
+    """One blob of a list, or the common part of several names, in UTF-8."""
     if isinstance(held, str):
         common = ElementTree.Element("BlobPrefix")
         ElementTree.SubElement(common, "Name").text = held
-        return ElementTree.tostring(common, encoding="unicode")
+        return _encoded(common)
     blob = held.blob
     entry = ElementTree.Element("Blob")
     ElementTree.SubElement(entry, "Name").text = blob.name
@@ -106,13 +106,13 @@ def list_entry(held: Held | str, now: float, *, has_metadata: bool) -> str:
         metadata = ElementTree.SubElement(entry, "Metadata")
         for name, value in blob.metadata.items():
             ElementTree.SubElement(metadata, name).text = value
-    return ElementTree.tostring(entry, encoding="unicode")
+    return _encoded(entry)
 
 
 def list_document(
-    account: str, container: str, query: Mapping[str, str], entries: list[str], next_marker: str
-) -> str:
-    """The list of which ``entries`` are the blobs."""
+    account: str, container: str, query: Mapping[str, str], next_marker: str
+) -> tuple[bytes, bytes]:
+    """What is before and behind the entries of a list."""
     results = ElementTree.Element(
         "EnumerationResults", {"ServiceEndpoint": f"/{account}/", "ContainerName": container}
     )
@@ -121,7 +121,8 @@ def list_document(
             ElementTree.SubElement(results, name).text = query[name.lower()]
     ElementTree.SubElement(results, "Blobs")
     ElementTree.SubElement(results, "NextMarker").text = next_marker
-    return _document(results).replace("<Blobs />", f"<Blobs>{''.join(entries)}</Blobs>", 1)
+    head, _, tail = _document(results).partition("<Blobs />")
+    return f"{head}<Blobs>".encode(), f"</Blobs>{tail}".encode()
 
 
 def md5_of(content: bytes) -> str:
@@ -147,6 +148,11 @@ def _lease_values(lease: Lease | None, now: float) -> dict[str, str]:
     if lease.is_held(now):
         values["duration"] = "infinite" if lease.stored.duration_s == INFINITE else "fixed"
     return values
+
+
+def _encoded(element: ElementTree.Element) -> bytes:
+    found: bytes = ElementTree.tostring(element, encoding="utf-8")
+    return found
 
 
 def _document(element: ElementTree.Element) -> str:

@@ -32,6 +32,7 @@ from tidegate.gateway.http.blobs.answers import (
     version_headers,
 )
 from tidegate.gateway.http.blobs.signatures import SIGNATURE_PARAMETERS, BlobRequest, http_time
+from tidegate.gateway.http.long_answers import LongAnswer
 from tidegate.transport.sliced_work import SlicedWork
 
 LIST_MAX: Final = 1_000
@@ -166,7 +167,7 @@ async def _list_blobs(call: Call) -> Response:
     store = call.broker.blobs
     has_metadata = "metadata" in query.get("include", "").split(",")
     async with call.sliced_work.alone((account_id, call.address)):
-        found, following = store.page(
+        page = store.page(
             account_id,
             container,
             prefix=query.get("prefix", ""),
@@ -176,11 +177,12 @@ async def _list_blobs(call: Call) -> Response:
         )
         now = store.now
         entries = await call.sliced_work.collect(
-            (list_entry(each, now, has_metadata=has_metadata) for each in found), address=call.address
+            (list_entry(each, now, has_metadata=has_metadata) for each in page), address=call.address
         )
-    marker = "" if following is None else base64.urlsafe_b64encode(following.encode()).decode()
-    document = list_document(call.request.account, container, query, entries, marker)
-    return Response(document, 200, media_type="application/xml")
+    marker = "" if page.following is None else base64.urlsafe_b64encode(page.following.encode()).decode()
+    head, tail = list_document(call.request.account, container, query, marker)
+    budget = call.sliced_work.budget
+    return LongAnswer(entries, budget, head=head, tail=tail, media_type="application/xml")
 
 
 async def _put_blob(call: Call) -> Response:
