@@ -14,7 +14,13 @@ from tests.console.support import Answer
 from tidegate.broker import Broker, EventHub
 from tidegate.client import EventHubProducer, run_blocking
 from tidegate.console.explorer.events import BrokerEvents
-from tidegate.console.explorer.values import EventCursor, EventPage, EventPlace, EventQuery
+from tidegate.console.explorer.values import (
+    EventCursor,
+    EventPage,
+    EventPlace,
+    EventQuery,
+    ExploredEvent,
+)
 from tidegate.model.events import EventData
 from tidegate.testing.hub import HubService
 from tidegate.wire.batch import wrap_event
@@ -82,12 +88,14 @@ async def _somebody_waits() -> bool:
     return True
 
 
-async def read_page(events: BrokerEvents, query: EventQuery, cursor: EventCursor | None = None) -> EventPage:
-    """A page."""
-    return await events.read(query, cursor, is_wanted=_somebody_waits)
+async def read_page(
+    events: BrokerEvents, query: EventQuery, cursor: EventCursor | None = None
+) -> EventPage[ExploredEvent]:
+    """A page of whole events."""
+    return await events.read(query, cursor, list, is_wanted=_somebody_waits)
 
 
-def places(page: EventPage) -> list[EventPlace]:
+def places(page: EventPage[ExploredEvent]) -> list[EventPlace]:
     """Where its events are."""
     return [event.place for event in page.events]
 

@@ -31,7 +31,7 @@ from tools.vendoring import MANIFEST, VENDOR_DIRECTORY
 from tidegate.broker import ROOT_POLICY_NAME, Claim
 from tidegate.console.app import SECURITY_HEADERS
 from tidegate.console.explorer.events import BrokerEvents
-from tidegate.console.explorer.values import EventCursor, EventPage, EventQuery, Wanted
+from tidegate.console.explorer.values import EventPage, Wanted
 from tidegate.console.frame import live
 from tidegate.console.frame import sessions as access
 from tidegate.console.frame.sessions import rights_of
@@ -428,14 +428,12 @@ def test_a_page_that_waits_does_not_outlive_its_session(
 ) -> None:
     """A page of events waits for others': after its policy's end it shows nothing."""
     is_waiting, may_go_on = threading.Event(), threading.Event()
-    read = BrokerEvents._read
+    read = BrokerEvents.read
 
-    async def read_late(
-        events: BrokerEvents, query: EventQuery, cursor: EventCursor | None, is_wanted: Wanted
-    ) -> EventPage:
+    async def read_late(events: BrokerEvents, *given: Any, is_wanted: Wanted) -> EventPage[Any]:
         is_waiting.set()
         await asyncio.to_thread(may_go_on.wait, 60)
-        return await read(events, query, cursor, is_wanted)
+        return await read(events, *given, is_wanted=is_wanted)
 
     async def delete(server: TidegateServer) -> None:
         await server.broker.delete_policy(hub, "reader")
@@ -445,7 +443,7 @@ def test_a_page_that_waits_does_not_outlive_its_session(
     send_events(service, hub, EventData(b"one"))
     assert _sign_in(plain_browser, "reader", key, hub) == 303
     assert plain_browser.get(f"/hubs/{hub}/{address}").status == 200
-    monkeypatch.setattr(BrokerEvents, "_read", read_late)
+    monkeypatch.setattr(BrokerEvents, "read", read_late)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(plain_browser.get, f"/hubs/{hub}/{address}")
         assert is_waiting.wait(60)

@@ -43,6 +43,7 @@ from tidegate.console.explorer.values import (
     EventQuery,
     ExploredEvent,
     PageEnd,
+    ShownEvent,
     Way,
     property_text,
 )
@@ -252,7 +253,7 @@ async def test_filters_and_their_bound(broker: Broker, events: BrokerEvents) -> 
         asked += 1
         return asked < 3
 
-    page = await events.read(EventQuery("hub", filter=rare), None, is_wanted=gone)
+    page = await events.read(EventQuery("hub", filter=rare), None, list, is_wanted=gone)
     assert page.end is PageEnd.UNWANTED
     assert page.looked_at < 5_000
 
@@ -373,13 +374,13 @@ async def test_tails_of_the_same_events_read_them_once(broker: Broker, events: B
 
 async def test_few_live_pages_read_at_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects memory: 64 pages with filters of their own held a batch of each partition at once, 0.9 GB of
-    events of 0.9 MB in 16 partitions."""
-    monkeypatch.setattr("tidegate.console.explorer.events._READERS_MAX", 2)
+    events of 0.9 MB in 16 partitions. One hub has half of the places at most."""
+    monkeypatch.setattr("tidegate.console.explorer.events._READERS_MAX", 4)
     events, hub = BrokerEvents(broker), await make_hub(broker, 1)
     reading = most = 0
     fitting = BrokerEvents._fitting
 
-    async def slow(self: BrokerEvents, *found: Any) -> list[ExploredEvent]:
+    async def slow(self: BrokerEvents, *found: Any) -> list[ShownEvent[ExploredEvent]]:
         nonlocal reading, most
         reading += 1
         most = max(most, reading)
@@ -406,7 +407,7 @@ async def test_a_page_that_ends_takes_no_events_from_others(
     await append(hub, 0, EventData(b"a"), EventData(b"b"))
     fitting = leaving._source._fitting
 
-    async def leave(*_: object) -> list[ExploredEvent]:
+    async def leave(*_: object) -> list[ShownEvent[ExploredEvent]]:
         raise asyncio.CancelledError
 
     monkeypatch.setattr(leaving._source, "_fitting", leave)
@@ -478,7 +479,7 @@ def test_no_stored_bytes_break_a_page(encoded: bytes) -> None:
     event = explored_event(stored)
     assert (event.contents is None) == bool(event.problem)
     assert event_rows([event])[0]["sequence_number"] == 7
-    assert json_lines([event]).count(b"\n") == 1
+    assert json_lines([event])[0].count(b"\n") == 1
     message = event_detail(stored, is_first=True, is_last=True).message
     if message is not None:
         system_properties(message)
@@ -494,7 +495,7 @@ def _as_page(contents: EventContents) -> None:
 
 def _as_line(contents: EventContents) -> None:
     event = ExploredEvent(EventPlace(0, 0, 0), 1, contents)
-    assert len(json.loads(json_lines([event]))["properties"]) == 5_000
+    assert len(json.loads(json_lines([event])[0])["properties"]) == 5_000
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.console.explorer_support import make_hub
+from tests.console.explorer_support import make_hub, read_page
 
 from tidegate.amqp.message import Message, Properties
 from tidegate.amqp.types import Symbol
@@ -18,8 +18,6 @@ from tidegate.console.explorer.codec import EventEncoder
 from tidegate.console.explorer.events import BrokerEvents
 from tidegate.console.explorer.sending import EventSender, SendRun
 from tidegate.console.explorer.values import (
-    EventCursor,
-    EventPage,
     EventQuery,
     RunState,
     SendPlan,
@@ -39,14 +37,6 @@ from tidegate.model.json_path import JsonPath
 
 _WAIT_S = 30.0
 _TEXT = Properties(content_type=Symbol("text/plain"))
-
-
-async def _wanted() -> bool:
-    return True
-
-
-async def _read(events: BrokerEvents, query: EventQuery, cursor: EventCursor | None = None) -> EventPage:
-    return await events.read(query, cursor, is_wanted=_wanted)
 
 
 async def _ended(sender: EventSender, run_id: str) -> RunState:
@@ -141,7 +131,7 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender:
     assert await _ended(sender, run.run_id) is RunState.DONE
     done = sender.run("hub", run.run_id)
     assert (done.sent, done.total, done.error) == (6, 6, "")
-    contents = [event.contents for event in (await _read(events, EventQuery("hub"))).events]
+    contents = [event.contents for event in (await read_page(events, EventQuery("hub"))).events]
     expected = [
         EventContents(b'{"d": %d}' % d, {"set": "a"}, str(d), "application/json")
         for d in (1, 2)
@@ -149,7 +139,7 @@ async def test_a_set_is_sent_whole(broker: Broker, events: BrokerEvents, sender:
     ]
     assert sorted(contents, key=str) == sorted(expected, key=str)
     assert {hub.partition_for(str(d)).partition_id for d in (1, 2)} == {
-        event.partition_id for event in (await _read(events, EventQuery("hub"))).events
+        event.partition_id for event in (await read_page(events, EventQuery("hub"))).events
     }
 
 

@@ -10,18 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from typing import TypeVar
 
 from tidegate.amqp.encode import encode_value
 from tidegate.amqp.errors import DecodeError, EncodeError
 from tidegate.amqp.message import NO_VALUE, Header, Message, Properties, decode_message, encode_message
 from tidegate.amqp.types import Symbol
 from tidegate.console.explorer.reading import StoredEvent
-from tidegate.console.explorer.values import EventDetail, EventFilter, ExploredEvent, property_text
+from tidegate.console.explorer.values import (
+    EventDetail,
+    EventFilter,
+    ExploredEvent,
+    Show,
+    ShownEvent,
+    property_text,
+)
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.wire.batch import unwrap, wrap_event
 from tidegate.wire.delivery import DELIVERED_ANNOTATIONS
 from tidegate.wire.event_codec import decode_event
 from tidegate.wire.names import PARTITION_KEY, PUBLISHER
+
+T = TypeVar("T")
 
 _ANNOTATIONS = b"\x00\x53\x72"
 """The start of a message annotations section (AMQP 1.0 part 3 section 3.2.3)."""
@@ -30,12 +40,17 @@ _NAME_CHARACTERS = 80
 """Maximum length of a user's name in a sentence."""
 
 
-def fitting_events(stored: Sequence[StoredEvent], wanted: EventFilter) -> list[ExploredEvent]:
+def fitting_events(stored: Sequence[StoredEvent], wanted: EventFilter, show: Show[T]) -> list[ShownEvent[T]]:
     """The matching events, in order; an invalid message matches only an empty filter."""
-    decoded = map(explored_event, stored)
-    if wanted.is_empty:
-        return list(decoded)
-    return [event for event in decoded if event.contents is not None and wanted.matches(event.contents)]
+    found = [event for event in map(explored_event, stored) if _fits(event, wanted)]
+    return [
+        ShownEvent(event.place, event.size_bytes, shown)
+        for event, shown in zip(found, show(found), strict=True)
+    ]
+
+
+def _fits(event: ExploredEvent, wanted: EventFilter) -> bool:
+    return wanted.is_empty or (event.contents is not None and wanted.matches(event.contents))
 
 
 def explored_event(stored: StoredEvent) -> ExploredEvent:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -31,19 +32,17 @@ from tidegate.console.explorer.values import (
     EventDetail,
     EventFilter,
     EventPage,
-    EventPlace,
     EventQuery,
-    ExploredEvent,
     PageEnd,
+    Show,
+    ShownEvent,
     Wanted,
     Way,
 )
+from tidegate.console.frame.shares import SharedPlaces
 from tidegate.model.errors import NotFoundError
 
 T = TypeVar("T")
-
-Show = Callable[[Sequence[ExploredEvent]], Sequence[T]]
-"""What is shown of each event; runs in threads."""
 
 _EVENTS_PER_TURN: Final = 250
 _BYTES_PER_TURN: Final = 512 * 1024
@@ -53,7 +52,7 @@ _THREADS_MAX: Final = 2
 """Threads that filter events; the other CPU cores are left to the service."""
 
 _READERS_MAX: Final = 8
-"""Pages read concurrently, and as many live ones, each of which may briefly hold about 50 MB; others wait."""
+"""Pages read and drawn at once, and as many live ones; others wait. Each may briefly hold about 50 MB."""
 
 _WHOLE_EVENTS_MAX: Final = 2
 """Whole events that are decoded and shown at once. Our choice: each may take seconds, and 100 MB."""
@@ -70,32 +69,31 @@ class BrokerEvents:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self._threads = asyncio.Semaphore(_THREADS_MAX)
-        self._readers = asyncio.Semaphore(_READERS_MAX)
-        self._live_readers = asyncio.Semaphore(_READERS_MAX)
-        self.whole_events = asyncio.Semaphore(_WHOLE_EVENTS_MAX)
-        """Hold it while an event is decoded and shown."""
+        self._threads = SharedPlaces(_THREADS_MAX)
+        self._live_readers = SharedPlaces(_READERS_MAX)
+        self.readers = SharedPlaces(_READERS_MAX)
+        """Hold one while a page is read and drawn."""
+        self.whole_events = SharedPlaces(_WHOLE_EVENTS_MAX)
+        """Hold one while an event is decoded and shown."""
         self._first_times = FirstTimes()
         self._tail_sources: WeakValueDictionary[Hashable, _TailSource[Any]] = WeakValueDictionary()
 
-    async def read(self, query: EventQuery, cursor: EventCursor | None, *, is_wanted: Wanted) -> EventPage:
-        """A page of events. is_wanted: called occasionally; False ends the page.
+    async def read(
+        self, query: EventQuery, cursor: EventCursor | None, show: Show[T], *, is_wanted: Wanted
+    ) -> EventPage[T]:
+        """A page of events, as ``show`` gives them. is_wanted: called occasionally; False ends the page.
 
         Raises NotFoundError (hub, partition), PositionOutOfRangeError, InvalidArgumentError (an invalid
         offset), LogCorruptError.
         """
-        async with self._readers:
-            return await self._read(query, cursor, is_wanted)
-
-    async def _read(self, query: EventQuery, cursor: EventCursor | None, is_wanted: Wanted) -> EventPage:
         hub = self.broker.event_hub(query.hub)
         bounds = Bounds(partitions_of(hub, query.partition_id), query.position)
         way = cursor.way if cursor is not None else Way.OLDER if query.is_newest_first else Way.NEWER
         merge = await self._merge(bounds, way, cursor)
-        scan = _Scan(query)
+        scan: _Scan[T] = _Scan(query)
         while merge.has_more and scan.end is None:
             stored = await merge.take(scan.wanted_events, _BYTES_PER_TURN)
-            fitting = await self._fitting(stored, query.filter)
+            fitting = await self._fitting(query.hub, stored, query.filter, show)
             scan.add(stored, fitting)
             if not await is_wanted():
                 scan.give_up()
@@ -116,7 +114,7 @@ class BrokerEvents:
             raise NotFoundError(
                 f"Partition {partition_id} of {hub[:80]!r} has no event {sequence_number}: {held}."
             )
-        async with self._threads:
+        async with self._threads.of(hub):
             return await asyncio.to_thread(
                 event_detail,
                 stored,
@@ -135,7 +133,11 @@ class BrokerEvents:
         source: _TailSource[T] | None = self._tail_sources.get(key)
         if source is None:
             source = _TailSource(
-                lambda: partitions_of(hub, query.partition_id), query, self._fitting, show, self._live_readers
+                lambda: partitions_of(hub, query.partition_id),
+                query,
+                partial(self._fitting, hub.name),
+                show,
+                self._live_readers,
             )
             self._tail_sources[key] = source
         return EventTail(source)
@@ -149,19 +151,21 @@ class BrokerEvents:
         merge.start()
         return merge
 
-    async def _fitting(self, stored: Sequence[StoredEvent], wanted: EventFilter) -> list[ExploredEvent]:
+    async def _fitting(
+        self, hub: str, stored: Sequence[StoredEvent], wanted: EventFilter, show: Show[T]
+    ) -> list[ShownEvent[T]]:
         if not stored:
             return []
-        async with self._threads:
-            return await asyncio.to_thread(fitting_events, stored, wanted)
+        async with self._threads.of(hub):
+            return await asyncio.to_thread(fitting_events, stored, wanted, show)
 
 
-class _Scan:
+class _Scan(Generic[T]):
     """A page while it is being filled."""
 
     def __init__(self, query: EventQuery) -> None:
         self._query = query
-        self._events: list[ExploredEvent] = []
+        self._events: list[ShownEvent[T]] = []
         self._bytes = 0
         self._looked_at = 0
         self._scanned_bytes = 0
@@ -181,7 +185,7 @@ class _Scan:
             return min(_EVENTS_PER_TURN, self._query.count - len(self._events))
         return min(_EVENTS_PER_TURN, SCANNED_EVENTS_MAX - self._looked_at)
 
-    def add(self, stored: Sequence[StoredEvent], fitting: Sequence[ExploredEvent]) -> None:
+    def add(self, stored: Sequence[StoredEvent], fitting: Sequence[ShownEvent[T]]) -> None:
         """Add events that were read, and those of them that match, both in reading order."""
         if not stored:
             return
@@ -204,7 +208,7 @@ class _Scan:
         if self.end is None and is_much:
             self.end = PageEnd.SCANNED
 
-    def page(self, way: Way, cursor: EventCursor | None, *, has_more: bool) -> EventPage:
+    def page(self, way: Way, cursor: EventCursor | None, *, has_more: bool) -> EventPage[T]:
         """The page with cursors in both directions."""
         first, last = self._first, self._last
         if way is Way.OLDER:
@@ -223,7 +227,10 @@ class _Scan:
             older, newer = older if cursor is not None else None, newer if is_cut else None
         else:
             older, newer = older if is_cut else None, newer if cursor is not None else None
-        return EventPage(tuple(self._events), self._looked_at, self.end or PageEnd.END, older, newer)
+        events = self._events
+        ends = (events[0].place, events[-1].place) if events else None
+        shown = tuple(event.shown for event in events)
+        return EventPage(shown, ends, self._looked_at, self.end or PageEnd.END, older, newer)
 
 
 class EventTail(Generic[T]):
@@ -239,9 +246,9 @@ class EventTail(Generic[T]):
         """What is shown of the last events, newest first."""
         starts = self._starts
         return [
-            each
-            for place, _, each in reversed(self._source.shown)
-            if place.sequence_number >= starts.get(place.partition_index, 0)
+            event.shown
+            for event in reversed(self._source.events)
+            if event.place.sequence_number >= starts.get(event.place.partition_index, 0)
         ]
 
     @property
@@ -270,13 +277,14 @@ class _TailSource(Generic[T]):
         self,
         find_partitions: Callable[[], Sequence[Partition]],
         query: EventQuery,
-        fitting: Callable[[Sequence[StoredEvent], EventFilter], Awaitable[list[ExploredEvent]]],
+        fitting: Callable[[Sequence[StoredEvent], EventFilter, Show[T]], Awaitable[list[ShownEvent[T]]]],
         show: Show[T],
-        readers: asyncio.Semaphore,
+        readers: SharedPlaces,
     ) -> None:
         """find_partitions: those to show now; later ones at the end are shown from their beginning. readers:
-        held while events are read."""
+        one is held while events are read."""
         self._find_partitions = find_partitions
+        self._hub = query.hub
         self._filter = query.filter
         self._fitting = fitting
         self._count = query.count
@@ -284,8 +292,7 @@ class _TailSource(Generic[T]):
         self._readers = readers
         self._bytes = 0
         self._refreshing = asyncio.Lock()
-        self.shown: deque[tuple[EventPlace, int, T]] = deque()
-        """The place and the size of each event, and what is shown of it."""
+        self.events: deque[ShownEvent[T]] = deque()
         self.ends = self.ends_now()
         """The sequence number after the last event read, by partition as a number."""
         self.skipped = 0
@@ -297,15 +304,14 @@ class _TailSource(Generic[T]):
 
     async def refresh(self) -> None:
         """See ``EventTail.refresh``."""
-        async with self._refreshing, self._readers:
+        async with self._refreshing, self._readers.of(self._hub):
             merge, ends = Merge(Way.NEWER), self._begin()
             for partition, end in ends:
                 merge.add_range(partition, self.ends[int(partition.partition_id)], end)
             merge.start()
             while merge.has_more:
                 stored = await merge.take(_EVENTS_PER_TURN, _BYTES_PER_TURN)
-                events = await self._fitting(stored, self._filter)
-                self._keep(events, await asyncio.to_thread(self._show, events) if events else ())
+                self._keep(await self._fitting(stored, self._filter, self._show))
                 # Not before: the page whose turn it is may end meanwhile, and others show these events.
                 for each in stored:
                     self.ends[each.place.partition_index] = each.place.sequence_number + 1
@@ -330,10 +336,10 @@ class _TailSource(Generic[T]):
             self.ends[index] = start
         return found
 
-    def _keep(self, events: Sequence[ExploredEvent], shown: Sequence[T]) -> None:
+    def _keep(self, events: Sequence[ShownEvent[T]]) -> None:
         """Keep the newest events, within a page's limits of events and bytes; at least one."""
-        for event, each in zip(events, shown, strict=True):
-            self.shown.append((event.place, event.size_bytes, each))
+        for event in events:
+            self.events.append(event)
             self._bytes += event.size_bytes
-            while len(self.shown) > self._count or (self._bytes > PAGE_BYTES_MAX and len(self.shown) > 1):
-                self._bytes -= self.shown.popleft()[1]
+            while len(self.events) > self._count or (self._bytes > PAGE_BYTES_MAX and len(self.events) > 1):
+                self._bytes -= self.events.popleft().size_bytes

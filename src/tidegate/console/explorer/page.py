@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -40,6 +41,7 @@ from tidegate.console.explorer.values import (
     EventDetail,
     EventPage,
     ExploredEvent,
+    Show,
     Way,
     property_text,
 )
@@ -49,6 +51,7 @@ from tidegate.console.frame.forms import digits_of, start_of
 from tidegate.console.frame.pages import Pages, attachment, get
 from tidegate.console.frame.rendering import fragment, page, rendered
 from tidegate.console.frame.sessions import require_listen, require_session
+from tidegate.console.frame.shares import SharedPlaces
 from tidegate.console.frame.slices import in_slices
 from tidegate.model.errors import (
     InvalidArgumentError,
@@ -79,47 +82,44 @@ class ExplorerPages(Pages):
     events: BrokerEvents
 
     def __post_init__(self) -> None:
-        self._downloads = asyncio.Semaphore(_DOWNLOADS_MAX)
+        self._downloads = SharedPlaces(_DOWNLOADS_MAX)
 
     @get("/hubs/{hub}/explorer")
     async def show(self, request: Request) -> Response:
         form = self._form(request)
         context = self._context(form)
-        found: EventPage | None = None
+        found: EventPage[Mapping[str, Any]] | None = None
         problem: TidegateError | None = None
         columns = Columns()
-        try:
-            columns = form.columns
-            form = form.fixed(now_utc=request.state.now)
-            found = await self._read(request, form)
-        except (InvalidArgumentError, PositionOutOfRangeError) as error:
-            problem = error
-        rows: Sequence[Markup] = ()
-        if found is not None:
-            shown = tuple(reversed(found.events)) if form.fields["from"] == "newest" else tuple(found.events)
-            made = await asyncio.to_thread(event_rows, shown, columns)
-            rows = await in_slices(request, (_drawn(form.hub, row, columns) for row in made))
-        return problem_page(
-            request,
-            "explorer/page.html",
-            problem,
-            **context,
-            pager=form,
-            found=found,
-            rows=rows,
-            columns=columns,
-            same=_cursor_of(found, form),
-            key_partition=self._key_partition(form),
-        )
+        async with self.events.readers.of(form.hub):
+            try:
+                columns = form.columns
+                form = form.fixed(now_utc=request.state.now)
+                found = await self._read(request, form, partial(event_rows, columns=columns))
+            except (InvalidArgumentError, PositionOutOfRangeError) as error:
+                problem = error
+            shown = () if found is None else _in_order(found, form)
+            rows = await in_slices(request, (_drawn(form.hub, row, columns) for row in shown))
+            return problem_page(
+                request,
+                "explorer/page.html",
+                problem,
+                **context,
+                pager=form,
+                found=found,
+                rows=rows,
+                columns=columns,
+                same=_cursor_of(found, form),
+                key_partition=self._key_partition(form),
+            )
 
     @get("/hubs/{hub}/explorer/page.jsonl")
     async def download(self, request: Request) -> Response:
         """The page as JSON Lines, in the format of ``tidegate receive --nl``."""
         form = self._form(request)
-        async with self._downloads:
-            found = await self._read(request, form)
-            events = reversed(found.events) if form.fields["from"] == "newest" else found.events
-            content = await asyncio.to_thread(json_lines, tuple(events))
+        async with self._downloads.of(form.hub):
+            lines = _in_order(await self._read(request, form, json_lines), form)
+            content = await asyncio.to_thread(b"".join, lines)
         return attachment(content, f"{form.hub}.jsonl", "application/x-ndjson")
 
     @get("/hubs/{hub}/explorer/live")
@@ -180,8 +180,8 @@ class ExplorerPages(Pages):
 
     @get("/hubs/{hub}/explorer/events/{partition}/{number}")
     async def show_event(self, request: Request) -> Response:
-        async with self.events.whole_events:
-            return await self._event_page(request, await self._find(request))
+        async with self._whole_event(request) as detail:
+            return await self._event_page(request, detail)
 
     async def _event_page(self, request: Request, detail: EventDetail) -> Response:
         wanted, at = request.query_params.get("as", ""), request.query_params.get("at", "")
@@ -216,8 +216,8 @@ class ExplorerPages(Pages):
 
     @get("/hubs/{hub}/explorer/events/{partition}/{number}/body")
     async def download_body(self, request: Request) -> Response:
-        async with self.events.whole_events:
-            event = (await self._find(request)).event
+        async with self._whole_event(request) as detail:
+            event = detail.event
             if event.contents is None:
                 raise NotFoundError(f"The event {event.sequence_number} is not a message and has no body.")
             body = await asyncio.to_thread(body_bytes, event.contents)
@@ -225,12 +225,16 @@ class ExplorerPages(Pages):
         name = f"{request.path_params['hub']}-{event.partition_id}-{event.sequence_number}"
         return attachment(body, f"{name}.{kind}")
 
-    async def _find(self, request: Request) -> EventDetail:
+    @asynccontextmanager
+    async def _whole_event(self, request: Request) -> AsyncIterator[EventDetail]:
+        """The one that is asked for, with a place for it."""
         hub, number = request.path_params["hub"], request.path_params["number"]
         require_listen(request, hub)
         if (found := digits_of(number)) is None:
             raise NotFoundError(f"{number[:40]!r} is not a sequence number.")
-        return await self.events.event(hub, request.path_params["partition"], found)
+        async with self.events.whole_events.of(hub):
+            require_session(request)  # a page may wait for others'
+            yield await self.events.event(hub, request.path_params["partition"], found)
 
     def _form(self, request: Request) -> ExplorerForm:
         hub = request.path_params["hub"]
@@ -238,14 +242,14 @@ class ExplorerPages(Pages):
         # As its creator spelled it: live rows, which name it, are shared with other users' pages.
         return ExplorerForm.of(self.events.broker.event_hub(hub).name, request.query_params)
 
-    async def _read(self, request: Request, form: ExplorerForm) -> EventPage:
+    async def _read(self, request: Request, form: ExplorerForm, show: Show[T]) -> EventPage[T]:
         query = form.query(now_utc=request.state.now)
 
         async def is_wanted() -> bool:
             require_session(request)  # a page may wait for others', and take long itself
             return not await request.is_disconnected()
 
-        return await self.events.read(query, form.cursor, is_wanted=is_wanted)
+        return await self.events.read(query, form.cursor, show, is_wanted=is_wanted)
 
     def _context(self, form: ExplorerForm) -> dict[str, Any]:
         return {
@@ -268,13 +272,19 @@ class ExplorerPages(Pages):
             return None
 
 
-def _cursor_of(found: EventPage | None, form: ExplorerForm) -> EventCursor | None:
+def _in_order(found: EventPage[T], form: ExplorerForm) -> Sequence[T]:
+    """Its events in the order in which they are shown."""
+    return found.events[::-1] if form.fields["from"] == "newest" else found.events
+
+
+def _cursor_of(found: EventPage[T] | None, form: ExplorerForm) -> EventCursor | None:
     """A cursor for the same events, whatever has arrived since."""
-    if found is None or not found.events:
+    if found is None or found.ends is None:
         return None
+    first, last = found.ends
     if form.fields["from"] == "newest":
-        return EventCursor(Way.OLDER, found.events[-1].place.after)
-    return EventCursor(Way.NEWER, found.events[0].place)
+        return EventCursor(Way.OLDER, last.after)
+    return EventCursor(Way.NEWER, first)
 
 
 @dataclass(slots=True, eq=False)
@@ -339,10 +349,10 @@ def _row(event: ExploredEvent) -> dict[str, Any]:
     }
 
 
-def json_lines(events: Sequence[ExploredEvent]) -> bytes:
+def json_lines(events: Sequence[ExploredEvent]) -> list[bytes]:
     """Events as JSON Lines, in the format of ``tidegate receive --nl``. By Python code, as in ``bodies``: an
     event may have 170,000 properties."""
-    return b"".join(f"{''.join(ENCODER.iterencode(_record(event)))}\n".encode() for event in events)
+    return [f"{''.join(ENCODER.iterencode(_record(event)))}\n".encode() for event in events]
 
 
 def _record(event: ExploredEvent) -> Mapping[str, object]:

@@ -51,7 +51,14 @@ from tidegate.console.frame.errors import error_page, problem_page
 from tidegate.console.frame.forms import digits_of
 from tidegate.console.frame.pages import Pages, done, get, post, see_other
 from tidegate.console.frame.rendering import page
-from tidegate.console.frame.sessions import form_of, require_listen, require_send, rights_of, session_of
+from tidegate.console.frame.sessions import (
+    form_of,
+    require_listen,
+    require_send,
+    require_session,
+    rights_of,
+    session_of,
+)
 from tidegate.model.errors import InvalidArgumentError, NotFoundError, TidegateError
 from tidegate.model.json_path import JsonPath
 from tidegate.model.validation import utf8
@@ -101,7 +108,8 @@ class SendPages(Pages):
         if not copied:
             return self._form(request, _EMPTY)
         require_listen(request, hub)
-        async with self.events.whole_events:
+        async with self.events.whole_events.of(hub):
+            require_session(request)  # a page may wait for others'
             detail = await self._find(hub, copied)
             fields, left_out = await asyncio.to_thread(_copy_of, detail)
             return self._form(request, {**_EMPTY, **fields}, copied=detail.event, left_out=left_out)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from tidegate.amqp.message import Message
 from tidegate.amqp.types import Array, Described
@@ -22,6 +22,8 @@ from tidegate.model.events import EventContents
 from tidegate.model.json_path import JsonPath
 from tidegate.model.position import EventPosition
 from tidegate.model.times import time_of
+
+T = TypeVar("T")
 
 EVENTS_PER_PAGE_MAX: Final = 500
 """Events on a page. Our choice: a browser draws that many rows in about 50 ms."""
@@ -242,10 +244,23 @@ class PageEnd(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class EventPage:
+class ShownEvent(Generic[T]):
+    """What is kept of an event that fits."""
+
+    place: EventPlace
+    size_bytes: int
+    """As stored, with its properties."""
+    shown: T
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage(Generic[T]):
     """Some events, oldest first."""
 
-    events: Sequence[ExploredEvent]
+    events: Sequence[T]
+    """What is shown of each."""
+    ends: tuple[EventPlace, EventPlace] | None
+    """The places of the first and the last; None without events."""
     looked_at: int
     """Events that were compared with the filter."""
     end: PageEnd
@@ -310,6 +325,9 @@ class RunState(Enum):
     STOPPED = "stopped"
     FAILED = "failed"
 
+
+Show = Callable[[Sequence[ExploredEvent]], Sequence[T]]
+"""What is shown of each event; runs in threads. Nothing else is kept: 1 MB may be decoded to 14."""
 
 Wanted = Callable[[], Awaitable[bool]]
 """Whether the client still waits for an answer."""
