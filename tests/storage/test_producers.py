@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import tracemalloc
+from pathlib import Path
+
 import pytest
 
 from tidegate.model.errors import OutOfOrderSequenceError, ProducerEpochStolenError, RepeatDiffersError
-from tidegate.storage.producers import SEQUENCE_MODULUS, ProducerState, ProducerTable
+from tidegate.storage.manifest import Manifest, decode_manifest, encode_manifest
+from tidegate.storage.producers import SEQUENCE_MODULUS, ProducerState, ProducerTable, StoredBatch
 from tidegate.storage.record import AppendResult, ProducerBatch
 
 
@@ -82,7 +88,7 @@ def test_a_repeatable_producer_counts_from_0_in_each_epoch() -> None:
 def test_the_count_wraps() -> None:
     """After 2**31 events a producer's count begins at 0 again, and repeats across the wrap are known."""
     table = ProducerTable(10)
-    table.restore(1, ProducerState(0, SEQUENCE_MODULUS - 2, ()))
+    table.restore(1, ProducerState(0, SEQUENCE_MODULUS - 2))
     table.record(ProducerBatch(1, 0, SEQUENCE_MODULUS - 2), 5, 7, 1)
     assert table.check(ProducerBatch(1, 0, 3), 1) is None
     assert table.check(ProducerBatch(1, 0, 1), 2) == AppendResult(10, 12, 1, True)
@@ -95,6 +101,68 @@ def test_the_longest_silent_is_forgotten_first() -> None:
         table.record(ProducerBatch(producer_id, 0, 0), 1, 0, 0)
         table.trim()
     assert set(table.states) == {1, 3}
+
+
+def _full_table() -> ProducerTable:
+    """Of 1,000 producers with more batches than are remembered."""
+    table = ProducerTable(1000)
+    number = 10**9
+    for sequence in range(20):
+        for producer_id in range(10**12, 10**12 + 1000):
+            batch = ProducerBatch(producer_id, 0, sequence)
+            table.record(batch, 1, number, 1_790_000_000_000 + number % 10**6, 3_000_000_000 + number % 10**8)
+            number += 1
+    return table
+
+
+def test_a_full_table_takes_a_megabyte() -> None:
+    """No limit but that on producers counts it: anyone who may send can fill the table of each partition."""
+    gc.collect()
+    tracemalloc.start()
+    table = _full_table()
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(table.states) == 1000
+    assert held < 1_100_000
+
+
+def test_the_last_16_batches_are_remembered() -> None:
+    """A repeat from before them is refused."""
+    table = _full_table()
+    state = table.get(10**12)
+    assert state is not None
+    assert [stored.sequence for stored in state.recent] == list(range(4, 20))
+    assert state.recent[0].start_sequence_number == 10**9 + 4000
+    repeated = table.check(ProducerBatch(10**12, 0, 4), 1)
+    assert repeated is not None
+    assert repeated.start_sequence_number == 10**9 + 4000
+    with pytest.raises(OutOfOrderSequenceError):
+        table.check(ProducerBatch(10**12, 0, 3), 1)
+
+
+def test_the_manifest_has_batches_as_earlier_versions_wrote_them() -> None:
+    """Protects upgrades in both directions: JSON arrays; in the first versions without a checksum."""
+    table = ProducerTable(10)
+    table.record(ProducerBatch(1, 3, 0), 4, 100, 5000, 0xABCD)
+    table.record(ProducerBatch(1, 3, 4), 2, 110, 5001)
+    table.restore(2, ProducerState(0, 7, "[6,1,90,4999]"))
+    table.restore(3, ProducerState(0, 0))
+    manifest = Manifest(1, "hub/0", bytes(16), producers=table.states)
+    copy = encode_manifest(manifest)
+    text = copy[copy.index(b"{") : copy.rindex(b"}") + 1]
+    document = json.loads(text)
+    assert text == json.dumps(document, separators=(",", ":")).encode()
+    assert document["producers"] == [
+        [1, 3, 6, [[0, 4, 100, 5000, 0xABCD], [4, 2, 110, 5001, None]]],
+        [2, 0, 7, [[6, 1, 90, 4999]]],
+        [3, 0, 0, []],
+    ]
+    read = decode_manifest(bytes(4096) + copy, Path("data/logs/hub/0"))
+    assert read is not None
+    assert read.producers == manifest.producers
+    assert read.producers is not None
+    assert read.producers[2].recent == [StoredBatch(6, 1, 90, 4999, None)]
 
 
 def test_since_when_all_producers_are_known() -> None:

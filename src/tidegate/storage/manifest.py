@@ -27,7 +27,7 @@ import google_crc32c
 from tidegate.model.errors import LogFormatError
 from tidegate.model.history import HISTORIES_MAX, History
 from tidegate.storage.files import Files, read_whole, write_all
-from tidegate.storage.producers import ProducerState, StoredBatch
+from tidegate.storage.producers import ProducerState
 from tidegate.storage.record import OTHER_VERSION
 from tidegate.storage.segments.segment import Segment, SegmentHeader
 from tidegate.storage.segments.sparse_index import SparseIndex
@@ -233,9 +233,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "cuts": manifest.cuts,
         "is_closed": manifest.is_closed,
         "doubt": manifest.doubt,
-        "producers": [_encode_producer(*item) for item in (manifest.producers or {}).items()],
     }
-    text = json.dumps(document, separators=(",", ":")).encode()
+    # In parts: one call for thousands of batches would hold the interpreter, and the event loop, for 14 ms.
+    producers = ",".join(
+        f"[{producer_id},{state.epoch},{state.next_sequence},[{state.batches}]]"
+        for producer_id, state in (manifest.producers or {}).items()
+    )
+    text = f'{json.dumps(document, separators=(",", ":"))[:-1]},"producers":[{producers}]}}'.encode()
     index = b"" if manifest.index is None else manifest.index.encode(_INDEX_SEED)
     content = _HEADER.pack(_MAGIC, 0, len(text), len(index), manifest.revision) + text + index
     crc: int = google_crc32c.value(content[_CRC_START:])
@@ -278,7 +282,7 @@ def decode_manifest(data: bytes, directory: Path) -> Manifest | None:
         doubt=document.get("doubt", ""),
         optional_features=tuple(document["optional_features"]),
         producers={
-            producer_id: ProducerState(epoch, following, tuple(StoredBatch(*stored) for stored in recent))
+            producer_id: ProducerState(epoch, following, json.dumps(recent, separators=(",", ":"))[1:-1])
             for producer_id, epoch, following, recent in document["producers"]
         },
         index=SparseIndex.decode(data[text_start + text_length : end], _INDEX_SEED),
@@ -337,24 +341,6 @@ def _decode_segment(document: list[object], log_id: bytes, directory: Path) -> S
     segment.until_sequence_number, segment.end_position, segment.last_chain, segment.last_time_ms = end
     segment.file_bytes = file_bytes
     return segment
-
-
-def _encode_producer(producer_id: int, state: ProducerState) -> list[object]:
-    return [
-        producer_id,
-        state.epoch,
-        state.next_sequence,
-        [
-            [
-                stored.sequence,
-                stored.count,
-                stored.start_sequence_number,
-                stored.enqueued_time_ms,
-                stored.body_crc,
-            ]
-            for stored in state.recent
-        ],
-    ]
 
 
 def _farthest(manifest: Manifest, marks: list[bytes]) -> Mark:

@@ -32,6 +32,7 @@ class LogOptions:
     congested_bytes: int = 8 * 1024 * 1024
     """Above this, the log is congested, and connections should stop reading from producers."""
     producers_max: int = 1000
-    """Idempotent producers remembered per partition; the longest silent is forgotten first."""
+    """Idempotent producers remembered per partition; the longest silent is forgotten first. 1,000 take about
+    1 MB, which nothing else counts."""
     open_segments_max: int = 256
     """Segments held open for reading, over all partitions."""
