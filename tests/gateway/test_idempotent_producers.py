@@ -13,11 +13,13 @@ from tests.gateway.support import HOST, Pair
 from tests.support.clocks import SetClock
 
 from tidegate.amqp.events import LinkDetached
+from tidegate.amqp.limits import value_bytes
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, encode_message
 from tidegate.amqp.performatives import Accepted, Error, Rejected
 from tidegate.amqp.types import Int, Short, Symbol
 from tidegate.broker import Broker
+from tidegate.gateway.amqp import connection_handler
 from tidegate.server.opening import open_broker
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
 from tidegate.wire.names import (
@@ -279,6 +281,13 @@ async def test_attaches_that_have_waited_are_answered_one_in_a_turn(
     """Protects other connections: the log ends many waits at once, and a client chooses how long an answer
     takes. It waits for the connection's turn, accepted or refused, and holds nothing if the link goes first.
     """
+    measured_in: list[object] = []
+
+    def measured(value: object) -> int:
+        measured_in.append(asyncio.current_task())
+        return value_bytes(value)
+
+    monkeypatch.setattr(connection_handler, "value_bytes", measured)
     _, _ = await _open(pair, "newer", producer_id=0, epoch=1)
     links = [_attach(pair, f"p{number}", producer_id=number, epoch=0) for number in range(20)]
     gone = _attach(pair, "gone", producer_id=30, epoch=1)
@@ -300,6 +309,7 @@ async def test_attaches_that_have_waited_are_answered_one_in_a_turn(
     assert pair.turns - turns_before >= 20
     assert pair.error_of(links[0]) is not None
     assert pair.held_bytes == held_before
+    assert set(measured_in) == {asyncio.current_task()}  # as the attach was received, which is a turn as well
     _, told = await _open(pair, "next", producer_id=30, epoch=0)
     assert told == (30, 0, -1)
 

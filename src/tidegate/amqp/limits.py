@@ -7,9 +7,8 @@ The connection, its sessions and links all count here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from itertools import chain
 from typing import Final, TypeVar
 
 from tidegate.amqp.errors import RESOURCE_LIMIT_EXCEEDED, ResourceLimitError
@@ -40,6 +39,9 @@ IDLE_GRACE: Final = 1.25
 HEARTBEAT_S_MIN: Final = 0.5
 """Shortest pause between empty frames, whatever idle time-out the peer requests. Our choice: each takes 0.05
 ms, of up to 5,000 connections of an address, and SDKs ask for one each 10 s or more."""
+
+_PLAIN: Final = (type(None), str, bytes, int, float)
+"""Values in which there are no others."""
 
 SLICE_COST: Final = 128
 """Small settled deliveries per slice. Others in usual encodings count as ``DELIVERY_COST`` of them, and any
@@ -89,14 +91,20 @@ def compacted(items: dict[K, V]) -> dict[K, V]:
 
 def value_bytes(value: object) -> int:
     """Approximate memory of a decoded value or performative: its bytes may take twenty times as much."""
-    inner: Iterable[object] = ()
-    if isinstance(value, Mapping):
-        inner = chain(value.keys(), value.values())
-    elif isinstance(value, (list, tuple)):
-        inner = value
-    elif is_dataclass(value):
-        inner = (getattr(value, each.name) for each in fields(value))
-    return sys.getsizeof(value) + sum(map(value_bytes, inner))
+    found, waiting = 0, [value]
+    while waiting:
+        each = waiting.pop()
+        found += sys.getsizeof(each)
+        if isinstance(each, _PLAIN):  # most are
+            continue
+        if isinstance(each, (list, tuple)):
+            waiting += each
+        elif isinstance(each, Mapping):
+            waiting += each.keys()
+            waiting += each.values()
+        elif is_dataclass(each):
+            waiting += (getattr(each, field.name) for field in fields(each))
+    return found
 
 
 class PeerAccount:

@@ -376,10 +376,12 @@ class ConnectionHandler:
             self._accept(link, attach, opened)
         else:
             self._attaching.add(link)
-            self.start_task(self._finish_attaching(link, attach, opened), "attach")
+            held_bytes = _WAITING_ATTACH_BYTES + value_bytes(attach)
+            self.start_task(self._finish_attaching(link, attach, opened, held_bytes), "attach")
 
-    async def _finish_attaching(self, link: Link, attach: Attach, opening: Awaitable[OpenedNode]) -> None:
-        held_bytes = _WAITING_ATTACH_BYTES + value_bytes(attach)
+    async def _finish_attaching(
+        self, link: Link, attach: Attach, opening: Awaitable[OpenedNode], held_bytes: int
+    ) -> None:
         self.add_held(held_bytes)
         try:
             opened = await opening
