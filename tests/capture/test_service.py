@@ -19,6 +19,7 @@ from tests.capture.support import (
     read_capture_file,
     wait_until,
 )
+from tests.support.busy_threads import busy_threads
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, Partition
@@ -426,3 +427,23 @@ async def test_closing_does_not_wait_for_a_destination_that_hangs(
             await service.close()
     finally:
         release.set()
+
+
+async def test_capture_begins_and_ends_beside_busy_pages(
+    broker: Broker, tmp_path: Path, clock: SetClock
+) -> None:
+    """It waited for the console's threads, 16 s behind the forms of another hub."""
+    with busy_threads():
+        hub_id = (await broker.create_event_hub("hub", partition_count=1)).description.hub_id
+        await broker.set_capture("hub", _settings(tmp_path / "files"))
+        directory = tmp_path / "capture"
+        service = CaptureService(
+            broker, namespace="ns", directory=directory, clock=clock, limits_of=small_limits
+        )
+        await service._look()
+        assert list(service.statistics()) == ["hub"]
+        (directory / hub_id).mkdir(parents=True, exist_ok=True)
+        await broker.delete_event_hub("hub")
+        await service._look()
+        assert not (directory / hub_id).exists()
+        await service.close()

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.support.busy_threads import busy_threads
 from tests.support.clocks import SetClock
 
 from tidegate.broker import Broker, EventHub
+from tidegate.console.hubs.recorder import ChartRecorder
 from tidegate.console.hubs.sampler import HISTORY_SAMPLES, RECENT_SAMPLES, Rates, Sampler
 from tidegate.server.opening import open_broker
 
@@ -123,3 +125,16 @@ async def test_the_rate_of_an_added_partition(broker: Broker, clock: SetClock, t
         clock.advance(1.0)
         sampler.look()
     assert sampler.partition_rate(event_hub, 2) == 0.0
+
+
+async def test_the_disk_is_used_beside_busy_pages(broker: Broker, clock: SetClock, tmp_path: Path) -> None:
+    """Free space, and the charts' past, do not wait behind forms that compute."""
+    with busy_threads():
+        sampler = Sampler(broker, clock, tmp_path)
+        await sampler._look_at_disk()
+        assert sampler.disk.free_bytes is not None
+        recorder = ChartRecorder(broker, sampler, clock, tmp_path / "charts")
+        await recorder.note()
+        await recorder.save()
+        await recorder.load()
+        assert (tmp_path / "charts").exists()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ class CaptureService:
         self._journals: dict[str, FileJournal] = {}
         """By hub id, including hubs that are no longer captured."""
         self._journal_threads = Threads(2, name="tidegate-capture files")
+        self._own_thread = Threads(1, name="tidegate-capture")
         self._known: set[str] | None = None
         """Ids of the hubs that there were at the last look; None: it is the first."""
         self._tasks = TaskOwner("capture")
@@ -129,7 +131,7 @@ class CaptureService:
         if wanted.keys() - self._hubs.keys():
             # Imported here: with it come the codecs of Avro, which few services need; in a thread, because it
             # takes a tenth of a second.
-            await asyncio.to_thread(import_module, "tidegate.capture.hub_capture")
+            await self._own_thread.run_whole(partial(import_module, "tidegate.capture.hub_capture"))
             from tidegate.capture.hub_capture import HubCapture
         for hub_id, (event_hub, settings) in wanted.items():
             if hub_id not in self._hubs:
@@ -150,7 +152,8 @@ class CaptureService:
         gone = (self._known or set()) - known
         for hub_id in gone:
             self._journals.pop(hub_id, None)
-            await asyncio.to_thread(shutil.rmtree, self._directory / hub_id, ignore_errors=True)
+            remove = partial(shutil.rmtree, self._directory / hub_id, ignore_errors=True)
+            await self._own_thread.run_whole(remove)
         if gone or self._known is None:
             try:
                 await remove_states(self._broker.control, known)

@@ -60,6 +60,7 @@ from tidegate.transport.clock import SystemClock
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import TrustedProxies
 from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.threads import Threads
 from tidegate.transport.tls import HandshakeFailures
 
 if TYPE_CHECKING:
@@ -418,9 +419,10 @@ class TidegateServer:
 
     async def _watch_disk(self) -> None:
         """Look at the free space in a thread: a disk that hangs must not hold up a scrape."""
+        threads = Threads(1, name="tidegate-disk")
         while True:
             with suppress(OSError):
-                usage = await asyncio.to_thread(shutil.disk_usage, self.settings.data_dir)
+                usage = await threads.run(lambda: shutil.disk_usage(self.settings.data_dir))
                 self._disk_space = DiskSpace(usage.free, usage.total)
             await asyncio.sleep(DISK_LOOK_INTERVAL_S)
 
@@ -434,13 +436,14 @@ class TidegateServer:
 
 async def _give_memory_back(budget: MemoryBudget) -> None:
     """Return memory freed after a flood to the kernel."""
+    threads = Threads(1, name="tidegate-memory")
     peak = budget.statistics().used_bytes
     while True:
         await asyncio.sleep(MEMORY_LOOK_INTERVAL_S)
         used = budget.statistics().used_bytes
         peak = max(peak, budget.take_peak_bytes())
         if peak - used >= MEMORY_FALL_BYTES:
-            await asyncio.to_thread(give_back_freed_memory)
+            await threads.run(give_back_freed_memory)
             peak = used
 
 

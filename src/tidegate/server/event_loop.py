@@ -26,8 +26,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 _THREADS: Final = 2
-"""Threads that compute for pages of the console (``asyncio.to_thread``); others wait. Python has up to 32,
-and the loop waits for each of them in turn."""
+"""Threads that compute for pages of the console (``asyncio.to_thread``); others wait, and what is for no page
+has its own (``Threads``). Python has up to 32, and the loop waits for each of them in turn."""
 
 
 def share_interpreter() -> None:

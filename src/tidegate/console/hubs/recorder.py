@@ -18,6 +18,7 @@ from tidegate.console.hubs.sampler import NO_RATES, Rates, Sampler, rates_betwee
 from tidegate.files import make_private_directory, replace_file
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError
+from tidegate.transport.threads import Threads
 
 SAVED_EVERY: Final = 5
 """Minutes between two writes of the file: a killed service loses as many."""
@@ -47,6 +48,7 @@ class ChartRecorder:
         self._counts: dict[EventHub, EventHubStatistics] = {}
         self._noted_at = clock.monotonic()
         self._is_noted = False
+        self._threads = Threads(1, name="tidegate-console-charts")
 
     async def run(self) -> None:
         """Note values until cancelled, also after failures."""
@@ -84,7 +86,7 @@ class ChartRecorder:
     async def load(self) -> None:
         """Begin with the file's values, if it can be read."""
         try:
-            self.day = await asyncio.to_thread(lambda: Day.decode(self._path.read_bytes()))
+            self.day = await self._threads.run(lambda: Day.decode(self._path.read_bytes()))
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
@@ -102,7 +104,7 @@ class ChartRecorder:
             replace_file(self._path, day.encode())
 
         try:
-            await asyncio.to_thread(write)
+            await self._threads.run_whole(write)
         except OSError as error:
             _log.warning("the charts' past cannot be written: %s", error)
 

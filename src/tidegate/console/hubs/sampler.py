@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from tidegate.broker import Broker, EventHub, EventHubStatistics
 from tidegate.model.clock import Clock
 from tidegate.model.errors import TidegateError
+from tidegate.transport.threads import Threads
 
 HISTORY_SAMPLES: Final = 300
 """Samples kept of the whole namespace, one a second."""
@@ -103,6 +104,7 @@ class Sampler:
         self._hubs: dict[EventHub, HubSamples] = {}
         self._looked_at: float | None = None
         self._disk_looked_at = float("-inf")
+        self._threads = Threads(1, name="tidegate-console-disk")
 
     async def run(self) -> None:
         """Sample until cancelled, also after failures."""
@@ -190,7 +192,7 @@ class Sampler:
                 return Disk(log_bytes)
             return Disk(log_bytes, usage.free, usage.total)
 
-        self.disk = await asyncio.to_thread(look)
+        self.disk = await self._threads.run(look)
 
 
 def sum_of(rates: Iterable[Rates]) -> Rates:
