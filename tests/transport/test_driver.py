@@ -45,7 +45,7 @@ from tidegate.transport.driver import (
 )
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import site_at
-from tidegate.transport.streams import ByteStream, connect_stream
+from tidegate.transport.streams import ByteStream, SocketStream, connect_stream
 from tidegate.transport.turns import PASS_S, Share, Turns
 
 CLIENT = ConnectionConfiguration("client", sasl_mechanism="ANONYMOUS")
@@ -371,6 +371,54 @@ class HalfAFrame(ByteStream):
     def abort(self) -> None:
         """It is gone."""
         self.is_aborted = True
+
+
+class _Unsent(asyncio.Transport):
+    """A transport that keeps writes whole, as uvloop's, and sends as much as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("192.0.2.1", 4711)})
+        self.unsent = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Keep it."""
+        self.unsent += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        """Of what was written, the bytes that are not sent."""
+        return self.unsent
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """A test pauses and resumes."""
+
+    def is_closing(self) -> bool:
+        """It stays open."""
+        return False
+
+
+async def test_a_write_counts_until_all_of_it_is_sent() -> None:
+    """Protects memory: uvloop keeps a write until its last byte is sent. 200 connections, each with 18 KB of
+    a megabyte unsent, held 260 MB of which 4 MB were counted."""
+    transport = _Unsent()
+    connection = Connection(ConnectionConfiguration("service"), role=Role.SERVER, now=0.0)
+    driver = AmqpDriver(connection, clock=SystemClock(), on_event=lambda event: None)
+    stream = SocketStream(lambda _: driver)
+    stream.connection_made(transport)
+    stream.write([bytes(600_000), bytes(400_000)])
+    transport.unsent = 10
+    assert stream.held_bytes == 1_000_000
+    stream.write([bytes(90)])
+    assert stream.held_bytes == 1_000_000
+    stream.resume_writing()  # uvloop says so when a write is done
+    assert stream.held_bytes == 100
+    transport.unsent = 60
+    assert stream.held_bytes == 100
+    transport.unsent = 0
+    assert stream.held_bytes == 0
+    stream.write([bytes(600_000)])
+    transport.unsent = 0
+    stream.write([bytes(20)])
+    assert stream.held_bytes == 20
 
 
 async def test_empty_frames_are_sent_in_turns() -> None:

@@ -78,6 +78,7 @@ class ByteStream(ABC):
         self._peer_name = "?"
         self._connected_at = 0.0
         self._ticket = ticket
+        self._unsent_peak = 0  # the most since there were none, or few
 
     @property
     def peer_name(self) -> str:
@@ -91,10 +92,18 @@ class ByteStream(ABC):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes kept for the peer: unsent ones, incomplete input, and the pipes of TLS."""
+        """Bytes kept for the peer: unsent ones, incomplete input, and the pipes of TLS.
+
+        uvloop (0.23) keeps a write, and others of the same pass, until its last byte is sent: a peer that
+        leaves one byte of a megabyte unread holds all of it. So the most that was unsent counts, until
+        nothing is, or until the stream becomes writable again, which uvloop finds only when such a write is
+        done.
+        """
         if self._transport is None or self._has_ended:
             return 0
-        return held_by(self._transport)
+        unsent = self._transport.get_write_buffer_size()
+        self._unsent_peak = max(unsent, self._unsent_peak) if unsent else 0
+        return held_by(self._transport) - unsent + self._unsent_peak
 
     @property
     def age_s(self) -> float:
@@ -143,8 +152,17 @@ class ByteStream(ABC):
     def resume_writing(self) -> None:
         """The unsent bytes have fallen to a quarter of the limit."""
         self._is_writing_paused = False
+        self._unsent_peak = 0
         if self._receiver is not None and not self._has_ended:
             self._receiver.writing_resumed()
+
+    def _pass_on(self, buffers: Sequence[Payload]) -> None:
+        """Write to the transport, in one piece: ``sendmsg`` accepts at most 1,024 slices."""
+        assert self._transport is not None
+        data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
+        is_first = not self._transport.get_write_buffer_size()
+        self._unsent_peak = len(data) if is_first else max(self._unsent_peak, len(data))
+        self._transport.write(data)
 
     def _end(self, error: TidegateError | None) -> None:
         """The transport is gone."""
@@ -188,11 +206,8 @@ class SocketStream(ByteStream, asyncio.BufferedProtocol):
         self._used_buffer = self._buffer
 
     def write(self, buffers: Sequence[Payload]) -> None:
-        transport = self._transport
-        if transport is None or self._has_ended or transport.is_closing():
-            return
-        # Joined: ``sendmsg`` accepts at most 1,024 slices.
-        transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+        if self._transport is not None and not self._has_ended and not self._transport.is_closing():
+            self._pass_on(buffers)
 
     def close(self) -> None:
         if self._transport is not None:

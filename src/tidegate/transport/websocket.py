@@ -338,7 +338,7 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
         buffers = self._protocol.data_to_send()
         if not buffers or transport is None or transport.is_closing():
             return
-        transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+        self._pass_on(buffers)
         if SEND_EOF not in buffers:
             return
         self._is_closing = True
