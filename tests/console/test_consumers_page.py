@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.core import Sample
 from prometheus_client.parser import text_string_to_metric_families
 from tests.access.support import RawHttp
 from tests.console.processing_support import (
@@ -39,6 +40,7 @@ from tidegate.console.consumers.progress import (
     PartitionProgress,
     progress_of,
 )
+from tidegate.console.dead_letters import page as dead_letters_page
 from tidegate.console.frame import shared_answers
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.hub_properties import PartitionEnds
@@ -53,6 +55,7 @@ from tidegate.processor import (
     ProcessorCheckpoint,
 )
 from tidegate.processor.group_view import GroupView
+from tidegate.server import stored_groups
 from tidegate.server.app import TidegateServer
 from tidegate.sql import (
     CheckpointReader,
@@ -64,6 +67,7 @@ from tidegate.sql import (
     SqlStore,
     move_checkpoint,
 )
+from tidegate.sql.dead_letters.pages import DeadLetterPages
 from tidegate.sql.stores.leases import LeaseTable
 from tidegate.testing.hub import HubService
 from tidegate.transport.clock import SystemClock
@@ -103,6 +107,29 @@ def _checkpoint(database: Database, group: str, partition_id: str, sequence_numb
     """As a host of this group has it."""
     target = ProcessorCheckpoint(partition_id, sequence_number, str(sequence_number))
     move_checkpoint(database, ConsumerKey(HUB, group), target, owner="a-host", is_rewind_allowed=True)
+
+
+def _create_group(service: HubService, name: str) -> None:
+    async def create(server: TidegateServer) -> None:
+        await server.broker.event_hub(HUB).create_consumer_group(name)
+
+    service.call(create)
+
+
+def _delete_group(service: HubService, name: str) -> None:
+    async def delete(server: TidegateServer) -> None:
+        await server.broker.event_hub(HUB).delete_consumer_group(name)
+
+    service.call(delete)
+
+
+def _samples(service: HubService) -> list[Sample]:
+    """Of the metrics."""
+    assert service.ready.http is not None
+    with RawHttp(service.ready.http) as http:
+        status, body = http.ask("GET", "/metrics", [("Host", "localhost")])
+    assert status == 200
+    return [each for family in text_string_to_metric_families(body.decode()) for each in family.samples]
 
 
 def _following(database: Database, group: str) -> dict[str, int | None]:
@@ -147,11 +174,7 @@ def test_groups_without_a_checkpoint_are_listed(
     service: HubService, database: Database, plain_browser: PlainBrowser
 ) -> None:
     """They have no reader, and the page says what would be one; with a checkpoint they are as others."""
-
-    async def create(server: TidegateServer) -> None:
-        await server.broker.event_hub(HUB).create_consumer_group("quiet")
-
-    service.call(create)
+    _create_group(service, "quiet")
     assert re.search(
         r"telemetry quiet no reader yet 3 – – \d+ – 0 0 –", text_of(plain_browser.get("/consumers").text)
     )
@@ -164,21 +187,18 @@ def test_groups_without_a_checkpoint_are_listed(
 
 def test_groups_are_in_the_metrics(service: HubService, database: Database) -> None:
     """Lag, hosts and open dead letters of the database's groups, as they are at the scrape."""
+    for name in ("measured", "ledger"):
+        _create_group(service, name)
     _checkpoint(database, "measured", "0", 3)
     LeaseTable(database).acquire(ConsumerKey(HUB, "measured"), "0", "host-a", expected=None)
 
     def numbers(group: str = "measured") -> dict[str, float]:
-        assert service.ready.http is not None
-        with RawHttp(service.ready.http) as http:
-            status, body = http.ask("GET", "/metrics", [("Host", "localhost")])
-        assert status == 200
         names = {"event_hub": HUB, "consumer_group": group}
         return {
-            " ".join(
-                (sample.name.removeprefix("tidegate_"), *sorted(sample.labels[each] for each in more))
+            " ".join((sample.name, *sorted(sample.labels[each] for each in more))).removeprefix(
+                "tidegate_"
             ): sample.value
-            for family in text_string_to_metric_families(body.decode())
-            for sample in family.samples
+            for sample in _samples(service)
             if sample.labels.items() >= names.items()
             for more in [sample.labels.keys() - names.keys()]
         }
@@ -203,6 +223,37 @@ def test_groups_are_in_the_metrics(service: HubService, database: Database) -> N
     DeadLetters(database).add(ConsumerKey(HUB, "ledger"), "0", [letter])
     only = {"group_dead_letters_total": 1, "group_open_dead_letters": 1, "group_hosts": 0}
     assert numbers("ledger") == only | {"group_owned_partitions": 0}
+    for name in ("measured", "ledger"):
+        _delete_group(service, name)
+        assert numbers(name) == {}
+
+
+def test_metrics_wait_for_no_page(
+    service: HubService, database: Database, plain_browser: PlainBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users of one hub may ask for sums, each of which takes seconds: all hubs' metrics stayed the same."""
+    name, may_end = "tidegate_groups_read_timestamp_seconds", threading.Event()
+
+    def read_at() -> float:
+        return next(sample.value for sample in _samples(service) if sample.name == name)
+
+    def count_slowly(*_: object, **__: object) -> list[object]:
+        may_end.wait(10 * DEADLINE_S)
+        return []
+
+    monkeypatch.setattr(stored_groups, "READ_S_MAX", DEADLINE_S)
+    before = read_at()
+    assert abs(before - SystemClock().now_utc().timestamp()) < DEADLINE_S
+    monkeypatch.setattr(DeadLetterPages, "counts_by_hour", count_slowly)
+    monkeypatch.setattr(DeadLetterPages, "page", count_slowly)
+    monkeypatch.setattr(dead_letters_page, "FIRST_PAINT_S", 0.1)
+    try:
+        for day in range(1, 5):  # as many as there are threads for pages, and twice as many as for sums
+            page = plain_browser.get(f"/dead-letters?from=2020-01-0{day}T00:00:00Z")
+            assert page.status == 200
+        assert read_at() > before
+    finally:
+        may_end.set()
 
 
 def test_groups_that_the_service_keeps(service: HubService, plain_browser: PlainBrowser) -> None:

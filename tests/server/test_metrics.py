@@ -8,6 +8,7 @@ import socketserver
 import threading
 from array import array
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from http.client import HTTPConnection
 from itertools import repeat
 from pathlib import Path
@@ -28,7 +29,7 @@ from tests.support.clocks import SetClock
 
 from tidegate import __version__
 from tidegate.broker import Claim
-from tidegate.console.consumers.groups import Consumers
+from tidegate.console.consumers.groups import Consumers, CountedLetters
 from tidegate.gateway.counts import ConnectionCounts
 from tidegate.gateway.metrics import (
     METRICS,
@@ -36,6 +37,7 @@ from tidegate.gateway.metrics import (
     MetricsPage,
     Sources,
     StoredGroup,
+    StoredGroups,
     StoredPartition,
 )
 from tidegate.model.capture import CaptureStatistics
@@ -192,17 +194,22 @@ async def test_partitions_of_groups_are_made_when_they_are_asked_for() -> None:
         owner_count=0,
         open_dead_letters=0,
         is_kept=False,
+        is_group_gone=False,
     )
+    times = (datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=UTC))
 
     class Known:
         async def groups(self, rights: None, *, at_most_s: float) -> SimpleNamespace:
             group = SimpleNamespace(summary=summary, partitions=[Partition()])
-            return SimpleNamespace(groups=[group], problems={})
+            return SimpleNamespace(groups=[group], problems={}, read_at=times[0])
 
-        async def dead_letters(self, *, at_most_s: float) -> Mapping[ConsumerKey, tuple[int, int]]:
-            return {ConsumerKey("hub", "group"): (2, 1)}
+        async def dead_letters(self, *, at_most_s: float) -> CountedLetters:
+            return CountedLetters({ConsumerKey("hub", "group"): (2, 1)}, times[1])
 
-    (group,) = await read_stored_groups(cast(Consumers, Known())) or ()
+    found = await read_stored_groups(cast(Consumers, Known()))
+    assert found is not None
+    assert found.read_at_s == times[1].timestamp()
+    (group,) = found.groups
     assert (group.event_hub, group.dead_letters, looked) == ("Hub", 2, [])
     assert [*group.partitions] == [StoredPartition("0", 3, None, None)] == [*group.partitions]
 
@@ -220,7 +227,7 @@ def test_many_lines_are_made_in_pieces(service: HubService, accept: str) -> None
             dict,
             MemoryBudget(1 << 20).statistics,
             Admission().statistics,
-            stored_groups=lambda: groups,
+            stored_groups=lambda: StoredGroups(groups),
         )
 
         class Whole(Collector):

@@ -73,6 +73,15 @@ class StoredGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredGroups:
+    """The consumer groups of the service's databases."""
+
+    groups: Sequence[StoredGroup] = ()
+    read_at_s: float | None = None
+    """When reading them began, as Unix time; None: they were not read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """The sources of the numbers."""
 
@@ -85,8 +94,8 @@ class Sources:
     tls_handshake_failures: Callable[[], int] = lambda: 0
     disk_space: Callable[[], DiskSpace | None] = lambda: None
     """None: not known yet."""
-    stored_groups: Callable[[], Sequence[StoredGroup]] = tuple
-    """Consumer groups of the database, as read last."""
+    stored_groups: Callable[[], StoredGroups] = StoredGroups
+    """As read last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +163,7 @@ def _partitions_of_groups(sources: Sources) -> Iterator[tuple[str, str, StoredPa
     Of several containers the one that was written last counts, so that nothing but event hubs and their
     consumer groups adds lines.
     """
-    stored = [each for each in sources.stored_groups() if each.lag_events is not None]
+    stored = [each for each in sources.stored_groups().groups if each.lag_events is not None]
     for found in stored:
         for each in found.partitions:
             yield found.event_hub, found.consumer_group, each
@@ -201,7 +210,7 @@ def _of_stored_groups(
     """A number of each consumer group in the database; None: it is unknown."""
 
     def samples(sources: Sources) -> Samples:
-        for group in sources.stored_groups():
+        for group in sources.stored_groups().groups:
             if (value := read(group)) is not None:
                 yield (group.event_hub, group.consumer_group), value
 
@@ -280,6 +289,11 @@ METRICS: Final[tuple[ServiceMetric, ...]] = (
         "group_dead_letters_total",
         "All its dead letters, also of before the service's start; their rate: rate(…[5m]).",
         lambda group: group.dead_letters,
+    ),
+    _of_namespace(
+        "groups_read_timestamp_seconds",
+        "When the service last read these groups from its databases, as Unix time; absent before.",
+        lambda sources: sources.stored_groups().read_at_s,
     ),
     _of_namespace(
         "active_connections", "Open AMQP connections, over all transports.",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tidegate.gateway.metrics import StoredGroup, StoredPartition
+from tidegate.gateway.metrics import StoredGroup, StoredGroups, StoredPartition
 from tidegate.model.errors import TidegateError
 
 if TYPE_CHECKING:
@@ -21,8 +21,11 @@ READ_S_MAX: Final = 2.0
 _log: Final = logging.getLogger(__name__)
 
 
-async def read_stored_groups(consumers: Consumers) -> Sequence[StoredGroup] | None:
-    """Those of hosts and pipelines, once each; None if a database cannot be read, or takes longer."""
+async def read_stored_groups(consumers: Consumers) -> StoredGroups | None:
+    """Those of hosts and pipelines, once each; None if a database cannot be read, or takes longer.
+
+    Without those that their hub no longer has: what is left of them in the database, clients can make grow.
+    """
     try:
         groups, letters = await asyncio.gather(
             consumers.groups(None, at_most_s=READ_S_MAX),
@@ -33,15 +36,20 @@ async def read_stored_groups(consumers: Consumers) -> Sequence[StoredGroup] | No
         return None
     if groups is None or letters is None or groups.problems:
         return None
-    counts = {(key.event_hub, key.consumer_group): found for key, found in letters.items()}
-    stored = {_key_of(each): each for each in groups.groups if not each.summary.is_kept}
+    counts = {(key.event_hub, key.consumer_group): found for key, found in letters.counts.items()}
+    stored = {
+        _key_of(each): each
+        for each in groups.groups
+        if not (each.summary.is_kept or each.summary.is_group_gone)
+    }
     # A query with a ledger has dead letters without a lease or a checkpoint.
     others = [
         StoredGroup(*key, None, 0, 0, found[1], found[0])
         for key, found in counts.items()
         if key not in stored
     ]
-    return [*(_numbers_of(each, counts.get(key, (0, 0))[0]) for key, each in stored.items()), *others]
+    numbers = (_numbers_of(each, counts.get(key, (0, 0))[0]) for key, each in stored.items())
+    return StoredGroups([*numbers, *others], min(groups.read_at, letters.read_at).timestamp())
 
 
 def _key_of(group: GroupProgress) -> tuple[str, str]:

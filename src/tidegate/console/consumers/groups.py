@@ -61,6 +61,7 @@ _PLANS_MAX: Final = 64
 _PARTITIONS_PER_TURN: Final = 64
 """Partitions processed before yielding to other tasks."""
 
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _NOTHING: Final = GroupView(LeaseSnapshot({}, datetime.max.replace(tzinfo=UTC)), {})
 
 _Extent = tuple[str | None, datetime | None]
@@ -94,6 +95,17 @@ class FoundGroups:
     problems: Mapping[str, TidegateError]
     """By name of the databases that could not be read: ``others`` may be kept there."""
     letters: _Letters = lambda _: (0, 0)
+    read_at: datetime = _NEVER
+    """When reading began."""
+
+
+class CountedLetters(NamedTuple):
+    """The dead letters of each consumer group that this service's hubs have, if there are any."""
+
+    counts: Mapping[ConsumerKey, tuple[int, int]]
+    """All, which grow until rows are deleted, and the open ones."""
+    read_at: datetime
+    """When counting began."""
 
 
 class Consumers:
@@ -113,9 +125,7 @@ class Consumers:
         self._groups: SharedAnswers[_Extent, FoundGroups] = SharedAnswers(
             parts.clock, kept_s=_LOOK_S, is_whole=lambda found: not found.problems
         )
-        self._letters: SharedAnswers[str, Mapping[ConsumerKey, tuple[int, int]]] = SharedAnswers(
-            parts.clock, kept_s=_LOOK_S
-        )
+        self._letters: SharedAnswers[str, CountedLetters] = SharedAnswers(parts.clock, kept_s=_LOOK_S)
         self._each: SharedAnswers[tuple[ConsumerKey, str, _Extent], GroupProgress] = SharedAnswers(
             parts.clock, kept_s=_LOOK_S
         )
@@ -133,35 +143,43 @@ class Consumers:
         extent = _extent_of(rights)
 
         async def look() -> FoundGroups:
+            read_at = self._clock.now_utc()
             found, problems, letters = await self._look(None, "", extent)
             others = await self._others({place.consumer for place in found}, extent[0])
             groups = sorted(found.values(), key=lambda each: _name_of(each).lower())
-            return FoundGroups(groups, others, problems, letters)
+            return FoundGroups(groups, others, problems, letters, read_at)
 
         return await self._groups.ask(extent, look, at_most_s=at_most_s)
 
-    async def dead_letters(self, *, at_most_s: float) -> Mapping[ConsumerKey, tuple[int, int]] | None:
-        """By consumer, with or without checkpoints: all dead letters, which grow until rows are deleted, and
-        the open ones.
+    async def dead_letters(self, *, at_most_s: float) -> CountedLetters | None:
+        """The dead letters of groups with or without checkpoints.
 
         None if counting takes longer than ``at_most_s`` seconds; it continues, call again.
         """
 
-        def count(opened: Database) -> Mapping[ConsumerKey, tuple[int, int]]:
-            from tidegate.sql.dead_letters.pages import DeadLetterPages
+        async def look() -> CountedLetters:
+            read_at = self._clock.now_utc()
+            names = await self._others((), None)
 
-            pages = DeadLetterPages(opened)
-            still_open = pages.open_counts()
-            return {each: (number, still_open.get(each, 0)) for each, number in pages.all_counts().items()}
+            def count(opened: Database) -> Mapping[ConsumerKey, tuple[int, int]]:
+                from tidegate.sql.dead_letters.pages import DeadLetterPages
 
-        async def look() -> Mapping[ConsumerKey, tuple[int, int]]:
-            found, problems = await ask_each(self.databases, lambda database: database.count(count))
+                pages = DeadLetterPages(opened)
+                still_open = pages.open_counts()
+                # In the thread: groups that are gone may have left many.
+                present = {ConsumerKey(*each) for each in names}
+                every = pages.all_counts().items()
+                return {each: (number, still_open.get(each, 0)) for each, number in every if each in present}
+
+            found, problems = await ask_each(self.databases, lambda database: database.measure(count))
             require_each(problems)
             every, still_open = Counter[ConsumerKey](), Counter[ConsumerKey]()
             for counts in found.values():
                 every.update({each: numbers[0] for each, numbers in counts.items()})
                 still_open.update({each: numbers[1] for each, numbers in counts.items()})
-            return {each: (number, still_open[each]) for each, number in every.items()}
+            return CountedLetters(
+                {each: (number, still_open[each]) for each, number in every.items()}, read_at
+            )
 
         return await self._letters.ask("all", look, at_most_s=at_most_s)
 
@@ -405,7 +423,11 @@ class Consumers:
             view = read_group_view(opened, consumer)
             return _Stored({consumer: view} if view.partition_ids else {}, still_open, new)
 
-        return await ask_each(chosen(self.databases, database), lambda each: each.ask(read))
+        # What metrics show, too, does not wait for what the policies of a hub ask.
+        is_whole = consumer is None and since is None
+        return await ask_each(
+            chosen(self.databases, database), lambda each: (each.measure if is_whole else each.ask)(read)
+        )
 
     async def _others(self, known: Container[ConsumerKey], hub: str | None) -> Sequence[tuple[str, str]]:
         """The consumer groups of the hub (None: of all hubs) that are not known, by hub."""

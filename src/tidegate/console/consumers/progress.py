@@ -157,6 +157,8 @@ class GroupSummary:
     """The name of the database that hosts or pipelines keep it in; empty: none."""
     reader_count: int = 0
     """Open receivers, if nothing keeps a lease or a checkpoint."""
+    is_group_gone: bool = False
+    """Whether its hub is here, without such a consumer group."""
 
     @property
     def is_begun(self) -> bool:
@@ -227,6 +229,7 @@ def progress_of(
         new_dead_letters=new_dead_letters,
         is_kept=is_kept,
         database=database,
+        is_group_gone=log is not None and consumer.consumer_group not in log.consumer_groups,
     )
     return GroupProgress(summary, partitions)
 

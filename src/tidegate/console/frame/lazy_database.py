@@ -19,6 +19,9 @@ _THREADS: Final = 4
 _COUNTING_THREADS: Final = 2
 """Concurrent sums over all dead letters, each of which may take seconds."""
 
+_MEASURING_THREADS: Final = 2
+"""Concurrent reads for metrics: of groups, and of dead letters."""
+
 _CHANGING_THREADS: Final = 4
 """Concurrent changes, which wait for locks of hosts; pages are read meanwhile."""
 
@@ -53,6 +56,7 @@ class LazyDatabase:
         self._is_closed = False
         self._threads = Threads(_THREADS, name="tidegate-console-sql")
         self._counting_threads = Threads(_COUNTING_THREADS, name="tidegate-console-sums")
+        self._measuring_threads = Threads(_MEASURING_THREADS, name="tidegate-console-metrics")
         self._changing_threads = Threads(_CHANGING_THREADS, name="tidegate-console-changes")
         self._closing_thread = Threads(1, name="tidegate-console-close")
         """Separate, because abandoned queries may still occupy the others."""
@@ -74,6 +78,10 @@ class LazyDatabase:
     async def count(self, question: Callable[[Database], T]) -> T:
         """As ``ask``, in other threads, for slow queries."""
         return await self._counting_threads.run(lambda: question(self._open()))
+
+    async def measure(self, question: Callable[[Database], T]) -> T:
+        """As ``ask``, in other threads, for metrics, which no page's queries and sums hold up."""
+        return await self._measuring_threads.run(lambda: question(self._open()))
 
     async def change(self, deed: Callable[[Database], T]) -> T:
         """As ``ask``, in other threads. Cancellation: waits until the deed has ended."""

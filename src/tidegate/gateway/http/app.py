@@ -35,7 +35,7 @@ from tidegate.gateway.http.errors import error_response, response_for
 from tidegate.gateway.http.origins import AllowedOrigins
 from tidegate.gateway.http.publish import Publishing
 from tidegate.gateway.http.server import HttpServer, listening_socket
-from tidegate.gateway.metrics import MetricsPage, Sources, StoredGroup
+from tidegate.gateway.metrics import MetricsPage, Sources, StoredGroups
 from tidegate.model.audience import NAMESPACE
 from tidegate.model.errors import ServerBusyError, UnauthorizedError
 from tidegate.transport.peers import TrustedProxies, is_from_this_machine, site_at
@@ -57,7 +57,7 @@ class HttpGateway:
         hsts_max_age_s: int | None = None,
         tls_handshake_failures: Callable[[], int] = lambda: 0,
         development_account: DevelopmentAccount = DevelopmentAccount.THIS_MACHINE,
-        read_stored_groups: Callable[[], Awaitable[Sequence[StoredGroup] | None]] | None = None,
+        read_stored_groups: Callable[[], Awaitable[StoredGroups | None]] | None = None,
         disk_space: Callable[[], DiskSpace | None] = lambda: None,
         dead_letters: DeadLetterKeeper | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class HttpGateway:
         self._proxies = proxies
         self._authorizer = RequestAuthorizer(broker, amqp.clock)
         self._read_stored_groups = read_stored_groups
-        self._stored_groups: Sequence[StoredGroup] = ()
+        self._stored_groups = StoredGroups()
         self._metrics = MetricsPage(self._sources(tls_handshake_failures, disk_space), amqp.clock)
         self._tasks = TaskOwner("HTTP gateway")
         self._servers: list[HttpServer] = []
