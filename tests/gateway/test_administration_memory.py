@@ -75,16 +75,15 @@ async def test_bodies_that_do_not_end_count(broker: Broker, clock: SetClock) -> 
 
 
 @pytest.mark.parametrize(
-    ("operation_id", "steps_of_counts", "partitions"),
-    # Of the namespace: of deleted event hubs together, of "hub", and of others with 1, 1 and 5 partitions.
-    [("readStatistics", 1 + 1 + 1 + 1 + 3, 2 + 1 + 1 + 5), ("readEventHubStatistics", 3, 5)],
+    ("operation_id", "steps_wanted"),
+    # Counts of deleted event hubs together; counts and sizes of hubs with 2, 1, 1 and 5 partitions.
+    [("readStatistics", 1 + 2 * (1 + 1 + 1 + 3)), ("readEventHubStatistics", 2 * 3)],
 )
 async def test_statistics_are_counted_in_slices(
     broker: Broker,
     monkeypatch: pytest.MonkeyPatch,
     operation_id: str,
-    steps_of_counts: int,
-    partitions: int,
+    steps_wanted: int,
 ) -> None:
     """Protects the loop: each partition of each event hub takes some microseconds."""
     monkeypatch.setattr(event_hub, "_PARTITIONS_PER_STEP", 2, raising=False)
@@ -104,7 +103,7 @@ async def test_statistics_are_counted_in_slices(
     call = Call(broker, dict, {"hub": "other2"}, None, is_manager=True, sliced_work=Slices(), encode_row=str)
     answer = await cast("Awaitable[dict[str, int]]", operation.handler(call))
     assert answer["incoming_events"] == 0
-    assert len(steps) == steps_of_counts + partitions
+    assert len(steps) == steps_wanted
 
 
 async def _never() -> Message:

@@ -333,7 +333,12 @@ class EventHub:
     @property
     def stored_bytes(self) -> int:
         """What the files of its log take."""
-        return sum(partition.stored_bytes for partition in self.partitions)
+        return sum(self.each_stored_bytes())
+
+    def each_stored_bytes(self) -> Iterator[int]:
+        """That of some partitions at a time."""
+        for some in self._each_some():
+            yield sum(partition.stored_bytes for partition in some)
 
     def statistics(self) -> EventHubStatistics:
         """Counts since the service started."""
@@ -341,13 +346,17 @@ class EventHub:
 
     def each_statistics(self) -> Iterator[EventHubStatistics]:
         """Those of some partitions at a time, which sum up to ``statistics``: a step for slices."""
-        partitions = iter(self.partitions)
-        while some := list(islice(partitions, _PARTITIONS_PER_STEP)):
+        for some in self._each_some():
             counts = (
                 (*each.appended, *each.delivered, each.incoming_requests, each.throttled_requests)
                 for each in some
             )
             yield EventHubStatistics(*map(sum, zip(*counts, strict=True)))
+
+    def _each_some(self) -> Iterator[list[Partition]]:
+        partitions = iter(self.partitions)
+        while some := list(islice(partitions, _PARTITIONS_PER_STEP)):
+            yield some
 
     def _check_may_add_partitions(self) -> None:
         """Raise UnauthorizedError unless the actor has Manage on the namespace, or is the service itself.

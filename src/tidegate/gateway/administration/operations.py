@@ -252,7 +252,7 @@ async def _statistics(
     call: Call, each_counts: Iterator[EventHubStatistics], event_hubs: Sequence[EventHub]
 ) -> dict[str, int]:
     counts = await in_slices(each_counts, call.sliced_work)
-    sizes = (partition.stored_bytes for hub in event_hubs for partition in hub.partitions)
+    sizes = (size for hub in event_hubs for size in hub.each_stored_bytes())
     stored_bytes = sum(await in_slices(sizes, call.sliced_work))
     return {**asdict(sum(counts, EventHubStatistics())), "stored_bytes": stored_bytes}
 
