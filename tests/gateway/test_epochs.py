@@ -104,7 +104,7 @@ async def test_an_attach_that_was_given_up_steals_from_nobody(
     second = _attach(pair, "two", 1)
     assert second.is_open
     is_answered.set()
-    await asyncio.gather(*pair.owner.tasks)
+    await asyncio.gather(*pair.owner.tasks, return_exceptions=True)
     pair.exchange()
     assert second.is_open
     assert [receiver.name for receiver in partition.receivers()] == ["two"]

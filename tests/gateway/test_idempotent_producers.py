@@ -6,6 +6,7 @@ The batches have the shapes that @azure/event-hubs 6.0.4 and Azure.Messaging.Eve
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,37 @@ async def test_numbers_are_filled_in_and_returned(pair: Pair) -> None:
     assert told == (197, 3, 42)
     _, partly = await _open(pair, "partly", epoch=999)
     assert partly[1:] == (999, -1)
+
+
+async def test_an_attach_ends_with_its_link(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it waits for the log already or not. Protects producers that attach later, which waited for all
+    that had come and gone."""
+    states = {"begun": 0, "cancelled": 0}
+
+    async def wait(_: int) -> None:
+        states["begun"] += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            states["cancelled"] += 1
+
+    monkeypatch.setattr(broker.event_hub("hub").partition("0")._log, "producer_state", wait)
+    before = pair.held_bytes
+    link = _attach(pair, "one")
+    pair.exchange()
+    await asyncio.sleep(0)
+    assert states == {"begun": 1, "cancelled": 0}
+    link.detach()
+    _attach(pair, "two").detach()
+    pair.exchange()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert states == {"begun": 1, "cancelled": 1}
+    assert all(task.cancelled() for task in pair.owner.tasks)
+    assert pair.held_bytes - before < 16 * 1024
+    gc.collect()  # says of a coroutine that it was never awaited
 
 
 async def test_batches_in_every_shape_are_stored_once(pair: Pair, broker: Broker) -> None:

@@ -125,8 +125,8 @@ class ConnectionHandler:
         self._driver: AmqpDriver | None = None
         self._connection: Connection | None = None
         self._nodes: dict[Link, LinkNode] = {}
-        self._attaching: set[Link] = set()
-        """Links whose attach waits for the log."""
+        self._attaching: dict[Link, asyncio.Task[None]] = {}
+        """Links whose attach waits for the log, and what waits."""
         self._unanswered: dict[Link, tuple[Attach, OpenedNode | Exception, int]] = {}
         """Links whose attach has waited, with the answer to it and the bytes that it holds: a client chooses
         how much an answer costs, and the log ends many waits at once."""
@@ -375,9 +375,11 @@ class ConnectionHandler:
         if isinstance(opened, OpenedNode):
             self._accept(link, attach, opened)
         else:
-            self._attaching.add(link)
             held_bytes = _WAITING_ATTACH_BYTES + value_bytes(attach)
-            self.start_task(self._finish_attaching(link, attach, opened, held_bytes), "attach")
+            task = self.start_task(self._finish_attaching(link, attach, opened, held_bytes), "attach")
+            if isinstance(opened, Coroutine):
+                task.add_done_callback(lambda _: opened.close())  # cancelled before it began
+            self._attaching[link] = task
 
     async def _finish_attaching(
         self, link: Link, attach: Attach, opening: Awaitable[OpenedNode], held_bytes: int
@@ -398,7 +400,7 @@ class ConnectionHandler:
     ) -> None:
         if link in self._attaching:
             assert self._driver is not None
-            self._attaching.remove(link)
+            del self._attaching[link]
             self._unanswered[link] = attach, opened, held_bytes
             self._driver.request_turn()
         else:  # The client, or the connection, has gone meanwhile.
@@ -466,7 +468,8 @@ class ConnectionHandler:
             self.on_writable()
 
     def _drop(self, link: Link) -> None:
-        self._attaching.discard(link)
+        if (attaching := self._attaching.pop(link, None)) is not None:
+            attaching.cancel()  # others wait behind it for the log
         if link in self._unanswered:
             _, opened, held_bytes = self._unanswered.pop(link)
             self._give_up(opened, held_bytes)
