@@ -54,11 +54,11 @@ class SharedPlaces:
             await turn
             yield
         finally:
-            if turn.cancelled():
-                self._forget(hub, turn)
-            else:
+            if turn.done() and not turn.cancelled():
                 self._taken[hub] -= 1
                 self._taken += Counter()  # without those at zero
+            else:
+                self._forget(hub, turn)
             self._give()
 
     def _give(self) -> None:
