@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import CheckConstraint, MetaData
 from tests.needs import PRODUCT
 from tests.sql.support import CONSUMER, dead_numbers
 from tests.sql.test_transactions import checkpoint_of, effect_numbers, process
@@ -268,6 +270,28 @@ def test_a_partition_with_too_many_dead_letters_pauses(
             clock.advance(61)
         assert process(transactions, events).dead_letters == 3
         assert (effect_numbers(database), dead_numbers(database)) == ([*range(5)], [*range(5, 20)])
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "batches"])
+def test_what_the_database_refuses_has_the_same_budget(sqlite_url: str, service: Service, kind: str) -> None:
+    """With what the handler fails for, however few rows a batch has; what is within it is committed."""
+    refusing = effects.to_metadata(MetaData())
+    refusing.append_constraint(CheckConstraint("sequence_number < 5"))
+    clock = SetClock()
+    with Database.open(sqlite_url, clock=clock) as database:
+        database.ensure_table(refusing)
+        pipeline = HANDLERS[kind](service)
+        assert isinstance(pipeline, Pipeline)
+        policy = FailurePolicy(dead_letters_per_minute=4)
+        transactions = transactions_of(database, replace(pipeline, table=refusing), policy=policy)
+        assert process(transactions, bad_at([3], 6)).dead_letters == 2
+        events = bad_at([6, 7], 12, start=6)
+        with pytest.raises(PartitionPausedError, match="before event 8: 4 of its events"):
+            process(transactions, events)
+        assert (checkpoint_of(database), dead_numbers(database)) == (8, [3, 5, 6, 7])
+        clock.advance(61)
+        assert process(transactions, events).dead_letters == 4
+        assert dead_numbers(database) == [3, *range(5, 12)]
 
 
 def test_parked_events_do_not_count(base: Database) -> None:

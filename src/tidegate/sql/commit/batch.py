@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from tidegate.sql.core.row_groups import RowGroup
 
 
+class TooManyDeadLettersError(Exception):
+    """The database refuses more events than may become dead letters; nothing of their batch is committed.
+
+    Users never see it.
+    """
+
+
 def process_partition_batch(
     database: Database,
     pipeline: Pipeline,
@@ -78,9 +85,10 @@ def commit_batches(database: Database, batches: Sequence[PartitionBatch]) -> lis
     batches: at least one; all of the same pipeline, hub, owner and table.
 
     Raises CheckpointGapError, EventHubReplacedError, FencedError, InvalidArgumentError (batches that do not
-    belong together), DatabaseError and DatabaseUnavailableError. After an error nothing was committed, with
-    two exceptions: the error says that the outcome is unknown or that another owner has moved on; or refused
-    rows gave each batch its own transaction, some of which may be done. Repeating the batches is always safe.
+    belong together), TooManyDeadLettersError (see ``PartitionBatch.dead_letters_max``), DatabaseError and
+    DatabaseUnavailableError. After an error nothing was committed, with two exceptions: the error says that
+    the outcome is unknown or that another owner has moved on; or refused rows gave each batch its own
+    transaction, some of which may be done. Repeating the batches is always safe.
     """
     _check_together(batches)
     ordered = sorted(batches, key=lambda batch: batch.scope.partition_id)
@@ -133,8 +141,14 @@ def _attempt(
                 share.rows = sum(map(len, mine))
                 groups += mine
             else:
+                left = None if batch.dead_letters_max is None else batch.dead_letters_max - len(letters)
                 share.rows, offenders = insert_carefully(
-                    unit, table, mine, batch.place_of, is_commit_refused=refused.is_at_commit
+                    unit,
+                    table,
+                    mine,
+                    batch.place_of,
+                    is_commit_refused=refused.is_at_commit,
+                    refused_max=left,
                 )
                 letters = sorted([*letters, *offenders], key=lambda letter: letter.sequence_number)
             share.dead_letters, share.last = letters, batch.last
@@ -160,11 +174,12 @@ def insert_carefully(
     positions: PlaceOf,
     *,
     is_commit_refused: bool = False,
+    refused_max: int | None = None,
 ) -> tuple[int, list[NewDeadLetter]]:
     """Insert what the database accepts, event by event if necessary; the rest become dead letters.
 
     Returns the number of inserted rows, and the dead letters. If two events exclude each other (a unique
-    key), the earlier one is kept.
+    key), the earlier one is kept. refused_max: events; None: no limit. Raises TooManyDeadLettersError.
     """
     # A refusal at the commit could not be attributed to an event.
     unit.make_constraints_immediate(is_commit_refused=is_commit_refused)
@@ -179,8 +194,10 @@ def insert_carefully(
             unit.check_deferred_constraints()
         row_count += inserted
 
-    refused = [
-        NewDeadLetter.at_place(numbers[index], positions(numbers[index]), error.reason)
-        for index, error in failures_of(insert, 0, len(numbers), RowsRefusedError)
-    ]
+    refused: list[NewDeadLetter] = []
+    for index, error in failures_of(insert, 0, len(numbers), RowsRefusedError):
+        if refused_max is not None and len(refused) >= refused_max:
+            raise TooManyDeadLettersError
+        place = positions(numbers[index])
+        refused.append(NewDeadLetter.at_place(numbers[index], place, error.reason))
     return row_count, refused

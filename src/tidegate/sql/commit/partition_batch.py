@@ -33,6 +33,8 @@ class PartitionBatch:
     """Returns an event's place by its sequence number; called for events whose rows the database refuses."""
     last: EventPlace | None
     """The place of the last event, for the checkpoint."""
+    dead_letters_max: int | None = None
+    """If the database refuses rows: how many dead letters the batch may have with theirs. None: no limit."""
 
     @property
     def common(self) -> tuple[object, ...]:

@@ -40,7 +40,7 @@ from tidegate.processor.lease import Lease
 from tidegate.processor.policies import FailureAction, FailurePolicy
 from tidegate.processor.registration import HandlerRefusedError
 from tidegate.processor.store import TransactionOutcome
-from tidegate.sql.commit.batch import commit_batches
+from tidegate.sql.commit.batch import TooManyDeadLettersError, commit_batches
 from tidegate.sql.commit.engine import BatchScope, Share, run_transaction
 from tidegate.sql.commit.partition_batch import handled_batch
 from tidegate.sql.core.database import Database
@@ -324,7 +324,7 @@ class SqlTransactions:
     def _commit_rows(
         self, pipeline: Pipeline, scope: BatchScope, events: Sequence[ReceivedEvent]
     ) -> TransactionOutcome | None:
-        """None: more events failed than may become dead letters."""
+        """None: more events fail, here or in the database, than may become dead letters."""
         if pipeline.is_payload_copied != self._is_payload_copied:
             pipeline = replace(pipeline, is_payload_copied=self._is_payload_copied)
         watch = OutageWatch(self._policy)
@@ -332,7 +332,10 @@ class SqlTransactions:
         left = self._budget.left(self._database.clock.monotonic())
         if left is not None and len(batch.dead_letters) > left:
             return None
-        (result,) = commit_batches(self._database, [batch])
+        try:
+            (result,) = commit_batches(self._database, [replace(batch, dead_letters_max=left)])
+        except TooManyDeadLettersError:
+            return None
         self._done_until = result.until_sequence_number
         self._dead_letters += result.dead_letters
         self._budget.spend(result.dead_letters, self._database.clock.monotonic())
