@@ -46,22 +46,7 @@ _KINDS: Final = (
     (("40P01",), ErrorKind.DEADLOCK),
     (("53100",), ErrorKind.DISK_FULL),
     (
-        (
-            "20",
-            "21",
-            "22",
-            "23",
-            "2F005",
-            "38000",
-            "44",
-            "45",
-            "P0",
-            "42622",
-            "42804",
-            "42846",
-            "54000",
-            "54001",
-        ),
+        ("20", "21", "22", "23", "38000", "44", "45", "P0", "42622", "42804", "42846", "54000", "54001"),
         ErrorKind.DATA,
     ),
     (("21000",), ErrorKind.SECOND_TIME),
@@ -70,15 +55,29 @@ _KINDS: Final = (
     (("3B001", "25P01"), ErrorKind.NO_SAVEPOINT),
 )
 """By the beginning of the SQLSTATE (PostgreSQL 15 documentation, appendix A): 20 a trigger's CASE without a
-branch for the value, 21 cardinality, 22 data, 23 integrity, 2F005 a trigger without a RETURN for it, 38000 a
-function's exception in another language, 44 view check, P0 a trigger's RAISE, ASSERT or STRICT, 42622 a label
-too long for ltree, 42804/42846 type mismatch and cast, 54000 a value too long for its index, 54001 JSON too
-deep for the stack; SQL reserves 45 for users' own errors. 21000: ON CONFLICT DO UPDATE met a row for the
-second time. 3B001, 25P01: no such savepoint, no transaction in progress.
+branch for the value, 21 cardinality, 22 data, 23 integrity, 38000 a function's exception in another language,
+44 view check, P0 a trigger's RAISE, ASSERT or STRICT, 42622 a label too long for ltree, 42804/42846 type
+mismatch and cast, 54000 a value too long for its index, 54001 JSON too deep for the stack; SQL reserves 45
+for users' own errors. 21000: ON CONFLICT DO UPDATE met a row for the second time. 3B001, 25P01: no such
+savepoint, no transaction in progress.
+
+Not 42501 of a row-level security policy: a role without any policy gets the same error for every row. Not
+2F005: first of all, a trigger lacks its RETURN.
 
 Not XX000, which extensions (PostGIS) and PL/Perl also use for a value: it is PostgreSQL's state of a damaged
 index or catalog, which would make a dead letter of every event. Whether other rows are accepted shows nothing
 if the batch has one."""
+
+_VALUE_PARSERS: Final = {
+    "42601": {
+        *("hstore_io.c", "jsonpath_gram.y", "jsonpath_scan.l", "ltree_io.c", "ltxtquery_io.c"),
+        *("tsquery.c", "tsvector_parser.c"),
+    },
+    "XX000": {"hstore_io.c"},  # before PostgreSQL 16
+}
+"""The server's source files that read a value and report its syntax by a state of statements or of damage.
+Not the message, which is in the server's language, and not a place in the statement: PL/pgSQL reports a
+SELECT without a destination without one."""
 
 
 class PostgresqlDialect(OnConflict, SqlDialect):
@@ -160,15 +159,4 @@ class PostgresqlDialect(OnConflict, SqlDialect):
 
 
 def _is_of_value(error: Any, state: str) -> bool:
-    """Whether a value is at fault, although the state is also one of statements, of rights or of damage.
-
-    Not by the message, which is in the server's language.
-    """
-    if state == "42601":
-        # A statement's syntax error has its place in it; a value's for ltree, tsquery or jsonpath has none.
-        is_of_value = error.diag.statement_position is None and error.diag.internal_position is None
-    elif state == "42501":
-        is_of_value = error.diag.source_function == "ExecWithCheckOptions"  # of a row-level security policy
-    else:
-        is_of_value = state == "XX000" and error.diag.source_file == "hstore_io.c"  # before PostgreSQL 16
-    return bool(is_of_value)
+    return state in _VALUE_PARSERS and error.diag.source_file in _VALUE_PARSERS[state]
