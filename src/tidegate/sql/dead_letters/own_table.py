@@ -88,4 +88,6 @@ class DeadLetterTable:
         bytes_max = self.database.dialect.bytes_max(column_type, dialect)
         if isinstance(value, str):
             return storable_text(value, length, bytes_max=bytes_max)
-        return value[: length or bytes_max] if isinstance(value, bytes) else value
+        if self.database.dialect.has_binary_lengths and isinstance(value, bytes):
+            return value[: length or bytes_max]
+        return value

@@ -139,6 +139,8 @@ class SqlDialect(ABC):
     """Whether a statement with several rows of parameters says how many rows it changed in all."""
     parameters_max: ClassVar[int | None] = None
     """Of a statement; None: more than are used here."""
+    has_binary_lengths: ClassVar[bool] = False
+    """Whether a column refuses bytes beyond the length of its type."""
     has_identity_guard: ClassVar[bool] = False
     """Whether a column that the database numbers refuses a given number until a statement allows it."""
     is_shared_key_refused: ClassVar[bool]

@@ -95,6 +95,7 @@ class MariadbDialect(SqlDialect):
     url_example = "mariadb://user:password@host:3306/name"
     bulk_form = BulkForm.TEXT
     has_zones = False
+    has_binary_lengths = True
     integer_rule = IntegerRule.CHECKED
     has_returning = False
     has_transactional_ddl = False
@@ -176,7 +177,11 @@ class MariadbDialect(SqlDialect):
 
     def bytes_max(self, column_type: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> int | None:
         # Its name in SQL, because several types of SQLAlchemy have it; a character set may follow.
-        return _BYTES_MAX.get(column_type.compile(dialect).partition(" ")[0])
+        try:
+            name = column_type.compile(dialect)
+        except sa.exc.CompileError:  # String without a length, or no type: the table was not made from it
+            return None
+        return _BYTES_MAX.get(name.partition(" ")[0])
 
     def rename_tables(
         self, connection: sa.Connection, names: Sequence[tuple[str, str]], schema: str | None

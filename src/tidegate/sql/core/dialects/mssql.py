@@ -141,6 +141,7 @@ class MssqlDialect(SqlDialect):
     )
     bulk_form = BulkForm.ROWS
     has_zones = False
+    has_binary_lengths = True
     integer_rule = IntegerRule.CHECKED
     has_parallel_results = False
     has_index_walks = False
