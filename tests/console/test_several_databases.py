@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.console.processing_support import ended_job, hidden_fields, text_of
@@ -14,6 +19,7 @@ from tidegate.console.consumers import page as consumers_page
 from tidegate.console.dead_letters import letters
 from tidegate.console.dead_letters import page as letters_page
 from tidegate.console.frame import shared_answers
+from tidegate.console.frame.lazy_database import LazyDatabase
 from tidegate.console.overview import page as overview_page
 from tidegate.processor import ProcessorCheckpoint
 from tidegate.server.app import TidegateServer
@@ -100,6 +106,39 @@ def test_each_database_is_shown(tmp_path: Path) -> None:
         assert browser.get("/consumers/readings/reports?database=third").status == 404
 
         _change_one(browser, first, second)
+
+
+def test_dead_letters_of_a_database_that_does_not_answer_hold_back_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for one has places of its own, which bound the memory."""
+    first, second = (f"sqlite:///{tmp_path}/{name}.db" for name in ("first", "second"))
+    for url in (first, second):
+        _fill(url, "$Default", 1)
+    ask, may_answer, asked = LazyDatabase.ask, threading.Event(), threading.Semaphore(0)
+
+    async def ask_or_wait(self: LazyDatabase, question: Callable[[Database], Any], **more: Any) -> Any:
+        if self.secret_url == first:
+            asked.release()
+            await asyncio.to_thread(may_answer.wait)
+        return await ask(self, question, **more)
+
+    with console_service(tmp_path / "console", database=first, more_databases=[second]) as service:
+        assert service.ready.console is not None
+        browser = PlainBrowser(service.ready.console)
+        browser.get("/")
+        monkeypatch.setattr(LazyDatabase, "ask", ask_or_wait)
+        letter = "%24Default/0/1/body?database="
+        with ThreadPoolExecutor() as threads:
+            try:
+                hubs = (HUB, "others")
+                waiting = [threads.submit(browser.get, f"/dead-letters/{hub}/{letter}first") for hub in hubs]
+                assert all(asked.acquire(timeout=30) for _ in hubs)
+                answer = browser.get(f"/dead-letters/{HUB}/{letter}second")
+                assert "no copy" in answer.text
+            finally:
+                may_answer.set()
+        assert [each.result().status for each in waiting] == [404, 404]
 
 
 def test_a_hubs_policy_does_not_see_where_a_database_is(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Sums over a million dead letters take a second, so pages share them and do not w
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -48,8 +48,8 @@ _SUMS_S: Final = 5.0
 """Seconds for which pages and sums are shared."""
 _HISTORY_MAX: Final = 100
 _WHOLE_MAX: Final = 2
-"""Whole dead letters that are read and shown at once. Our choice, as in the explorer: each may take a second,
-and 100 MB."""
+"""Whole dead letters of a database that are read and shown at once. Our choice, as in the explorer: each may
+take a second, and 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,10 @@ class DeadLetterView:
         self._sums: SharedAnswers[object, LetterSums] = SharedAnswers(
             parts.clock, kept_s=_SUMS_S, is_whole=lambda found: not found.problems
         )
-        self.whole = SharedPlaces(_WHOLE_MAX)
-        """Hold one while a dead letter and its event are read and shown."""
+        self._whole: defaultdict[tuple[str, ...], SharedPlaces] = defaultdict(
+            lambda: SharedPlaces(_WHOLE_MAX)
+        )
+        """By the names of the databases that are asked together: one, or all."""
         self._decoding = Threads(_WHOLE_MAX, name="tidegate-console-letters")
 
     async def page(
@@ -169,6 +171,13 @@ class DeadLetterView:
             return LetterSums(total, hours, reasons, self._parts.clock.now_utc(), problems)
 
         return await self._sums.ask((filter, database), count, at_most_s=at_most_s)
+
+    def whole(self, database: str) -> SharedPlaces:
+        """Hold one of these places while a dead letter and its event are read and shown.
+
+        Each database has its own: one that does not answer keeps its places. Raises NotFoundError.
+        """
+        return self._whole[tuple(chosen(self.databases, database))]
 
     async def letter(
         self,

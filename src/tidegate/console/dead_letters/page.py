@@ -337,7 +337,7 @@ class DeadLetterPages(Pages):
             raise NotFoundError("There is no such dead letter.")
         consumer = ConsumerKey(parts["hub"], parts["group"])
         since, database = rights_of(request).since, request.query_params.get("database", "")
-        async with self.letters.whole.of(parts["hub"]):
+        async with self.letters.whole(database).of(parts["hub"]):
             require_session(request)  # a page may wait for others'
             yield await self.letters.letter(consumer, parts["partition"], number, database, since=since)
 
