@@ -111,9 +111,9 @@ class ServerSettings:
     handshake; over WebSocket, from the request on. Event Hubs allows 60."""
     memory_max_bytes: MemoryBytes | None = None
     """Bytes that may be held in memory for all clients together: unsent and unfinished data, and events not
-    yet durable. Above half of it, each client may hold less; at the limit, new clients are refused, and those
-    that hold most without reading or finishing are disconnected. None: a quarter of the machine's memory, at
-    most 512 MB."""
+    yet durable. Above half of it, each client may hold less; at the limit, new clients are refused, and of
+    the address that holds most, those that hold most without reading or finishing are disconnected. None: a
+    quarter of the machine's memory, at most 512 MB."""
     connections_max: Count | None = None
     """Connections at a time, over all protocols. None: 20,000. Always leaves the log its file descriptors
     (``ulimit -n`` minus 416 and two for each partition)."""

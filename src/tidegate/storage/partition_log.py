@@ -1,7 +1,7 @@
 """The log of one partition in files.
 
-Everything is called on the event loop's thread. Nothing waits but appends, commands, and reads of what is not
-in memory.
+Everything is called on the event loop's thread. Nothing waits but appends, commands, questions for the state
+of a producer, and reads of what is not in memory.
 """
 
 from __future__ import annotations

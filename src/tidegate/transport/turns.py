@@ -51,7 +51,8 @@ PASS_S: Final = 0.001
 choice: an answer takes some passes, of three kinds of turns each. A pass costs some 0.04 ms."""
 
 HEALTH_PASS_S: Final = 0.00025
-"""The same for requests for ``/health`` (our choice: parsing two, which are then answered)."""
+"""The same for requests for ``/health`` (our choice: one that begins reserves more than that for its first
+step, so that no other begins after it)."""
 
 REST_AFTER_S: Final = 0.004
 """Our choice: a round of the writer needs the lock some five times."""
