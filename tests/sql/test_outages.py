@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -314,6 +316,30 @@ def test_the_budget_is_of_any_minute() -> None:
     assert DeadLetterBudget(None).left(0.0) is None
     with pytest.raises(InvalidArgumentError, match="dead_letters_per_minute must be greater than 0"):
         FailurePolicy(dead_letters_per_minute=0)
+
+
+_LIMITED = """
+import mmap, resource
+from tidegate.sql.handlers.outages import is_memory_short
+
+held = mmap.mmap(-1, 1 << 30)
+with open("/proc/self/statm") as found:
+    size = int(found.read().split()[0]) * resource.getpagesize()
+_, hard = resource.getrlimit(resource.RLIMIT_AS)
+for room in (80 << 20, size):
+    resource.setrlimit(resource.RLIMIT_AS, (size + room, hard))
+    try:
+        bytes(100 << 20 if room < size else 1 << 60)
+    except MemoryError:
+        print(is_memory_short())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_near_its_limit_is_short_of_memory() -> None:
+    """What is left is less than a handler may need for a good event; far from it, the event is at fault."""
+    ran = subprocess.run([sys.executable, "-c", _LIMITED], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["True", "False"]
 
 
 def test_five_failures_in_a_row_are_an_outage() -> None:
