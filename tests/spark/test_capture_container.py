@@ -122,6 +122,15 @@ def test_a_schema_that_has_grown_is_read(tmp_path: Path) -> None:
     assert _read(_avro(schema, [record]), "SequenceNumber") == [{"SequenceNumber": 3}]
 
 
+@pytest.mark.parametrize("kind", ["timestamp-millis", "timestamp-of-tomorrow"])
+def test_fields_of_a_logical_type_are_read(kind: str) -> None:
+    """As the numbers that they are, also those that are no times of Python's."""
+    record = azure_record(3) | {"More": 2**62}
+    written = {"type": "long", "logicalType": kind}
+    data = _avro(_schema(SequenceNumber=written, More=written), [record])
+    assert _read(data) == [record]
+
+
 def _schema(**types: object) -> dict[str, Any]:
     """Capture's schema, with other types of these fields, or more fields."""
     fields: Any = AVRO_SCHEMA["fields"]
@@ -136,7 +145,6 @@ _NODE = {"type": "record", "name": "node", "fields": [{"name": "next", "type": [
     ("field", "kind", "value"),
     [
         ("SequenceNumber", "double", 1.5),
-        ("SequenceNumber", {"type": "long", "logicalType": "timestamp-millis"}, 0),
         ("Offset", "long", 3),
         ("EnqueuedTimeUtc", "long", 3),
         ("SystemProperties", "string", "x"),
@@ -175,6 +183,26 @@ def test_a_schema_of_very_many_levels_is_a_bad_one(depth: int) -> None:
     fastavro.schemaless_writer(header, {"type": "map", "values": "bytes"}, metadata)
     with pytest.raises(CaptureFileError, match="not one of Capture"):
         _read(header.getvalue() + b"a marker 16 long")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(MemoryError, MemoryError), (RecursionError, CaptureFileError)]
+)
+def test_what_the_process_lacked_once_spoils_no_schema(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], raised: type[Exception]
+) -> None:
+    """skipBadFiles would skip each later file of that schema; a lack of memory says nothing of any file."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    record = azure_record(3) | {error.__name__: 5}  # so that no test has read the schema before
+    data = _avro(_schema(**{error.__name__: "int"}), [record])
+    with monkeypatch.context() as patch:
+        patch.setattr(fastavro, "parse_schema", fail)
+        with pytest.raises(raised):
+            _read(data)
+    assert _read(data) == [record]
 
 
 @pytest.fixture

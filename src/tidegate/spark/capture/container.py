@@ -162,39 +162,58 @@ def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
 
 
 def _check_schema(schema_text: str, name: str) -> None:
-    problem = _problem_of(schema_text)
-    if problem is not None:
-        raise CaptureFileError(f"{name} is an Avro file, but not one of Capture: {problem}.", next_step=_SKIP)
+    try:
+        _check_types(schema_text)
+    except _NotOfCaptureError as problem:
+        raise CaptureFileError(
+            f"{name} is an Avro file, but not one of Capture: {problem}.", next_step=_SKIP
+        ) from problem
+
+
+class _NotOfCaptureError(Exception):
+    """Why a file with a schema is not read."""
 
 
 @lru_cache(maxsize=64)
-def _problem_of(schema_text: str) -> str | None:
-    """Why a file with this schema is not read; None: it is.
+def _check_types(schema_text: str) -> None:
+    """Raises _NotOfCaptureError, which the cache does not keep: a deep call's RecursionError is one, too.
 
     Only single values and maps of them, also in fields that Capture may get. Values of other types could
     ruin the process before anything is seen of them: fastavro decodes records within records without a limit
     of depth, and an array of nulls takes no bytes.
     """
     try:
-        schema = json.loads(schema_text)
+        schema = _plain_schema(schema_text)
         fields = schema["fields"] if schema["type"] == "record" else []
         types = [(field["name"], _types_of(field["type"])) for field in fields]
         missing = set(FIELD_NAMES).difference(name for name, _ in types)
         if missing:
-            return f"its records lack {min(missing, key=FIELD_NAMES.index)}"
+            raise _NotOfCaptureError(f"its records lack {min(missing, key=FIELD_NAMES.index)}")
         if not all(kinds <= _FIELD_TYPES.get(name, _PLAIN | _MAPS_OF_PLAIN) for name, kinds in types):
-            return "its fields have other types"
+            raise _NotOfCaptureError("its fields have other types")
         fastavro.parse_schema(schema)
-    except Exception:  # RecursionError, and whatever a schema that is not one makes fastavro raise
-        return "its schema does not parse"
-    return None
+    except (_NotOfCaptureError, MemoryError):  # the memory's state says nothing about the file
+        raise
+    except Exception as error:  # RecursionError, and whatever a schema that is not one makes fastavro raise
+        raise _NotOfCaptureError("its schema does not parse") from error
+
+
+def _plain_schema(schema_text: str) -> Any:
+    """The schema without logical types, which a reader may ignore by the specification.
+
+    fastavro would convert their values, and fail on those that Python does not have, in fields that are not
+    even asked for.
+    """
+    return json.loads(
+        schema_text, object_hook=lambda found: {key: found[key] for key in found if key != "logicalType"}
+    )
 
 
 def _types_of(written: object) -> set[str]:
     """The types of values that an Avro type allows, those in a map as "map of …"."""
     if isinstance(written, list):
         return set().union(*map(_types_of, written))
-    if not isinstance(written, dict) or "logicalType" in written:
+    if not isinstance(written, dict):
         return {str(written)}
     if written["type"] == "map":
         return {f"map of {kind}" for kind in _types_of(written["values"])}
@@ -208,7 +227,7 @@ def _schemas(schema_text: str, fields: tuple[str, ...]) -> tuple[Schema, Schema 
     All if one of them is a map: given a second schema, fastavro picks the first type of a union that can hold
     a value, and so turns bytes into strings.
     """
-    record = json.loads(schema_text)
+    record = _plain_schema(schema_text)
     written = fastavro.parse_schema({"type": "array", "items": record})
     if _MAPS.intersection(fields) or {field["name"] for field in record["fields"]} == set(fields):
         return written, None
