@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.columns.valid import valid_text, with_valid_text
+from tidegate.columns.valid import python_rows, valid_text, with_valid_text
 
 _TEXTS: Any = pa.array([b"\xffx", None, b"ok", b"\xc3"]).view(pa.string())
 _STARTS: Any = pa.array([0, 2, None, 3, 4], pa.int32())
@@ -34,6 +34,12 @@ def test_bytes_that_are_not_utf8_are_replaced(column: Any, values: list[object])
     assert (found.type, found.to_pylist()) == (column.type, values)
     table = with_valid_text(pa.table({"column": column, "bytes": pa.array([b"\xff"] * len(column))}))
     assert table.to_pydict() == {"column": values, "bytes": [b"\xff"] * len(column)}
+
+
+def test_rows_without_columns_stay() -> None:
+    """Arrow counts rows by their columns unless it is given a number."""
+    rows = pa.RecordBatch.from_pydict({"number": [1, 2]}).select([])
+    assert (with_valid_text(rows).num_rows, python_rows(rows)) == (2, [{}, {}])
 
 
 def test_valid_text_stays_as_it_is() -> None:

@@ -102,11 +102,18 @@ def test_a_row_that_cannot_be_an_event_is_named(row: _Row, error: type[Exception
         list(cutter.add(_rows([*good, row])))
 
 
-def test_text_that_is_not_utf8_is_sent_with_replaced_characters() -> None:
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_text_that_is_not_utf8_is_sent_with_replaced_characters(kind: pa.DataType) -> None:
     """Spark casts any bytes to a string, and its ``left`` took four of these for one character. The body, in
-    which an event may have any bytes, and keys that are too long but text stay as they are."""
-    keys = pa.array([b"k\xff", None, b"\xf0abc" * 128, b"k"]).view(pa.string())
-    texts = pa.array([b"\xff", b"v", None, b"v"]).view(pa.string())
+    which an event may have any bytes, and keys that are too long but text stay as they are. With
+    useLargeVarTypes, Spark's text has Arrow's other type."""
+
+    def cast(*values: bytes | None) -> Any:
+        raw = pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()
+        return pa.array(values, raw).view(kind)
+
+    keys = cast(b"k\xff", None, b"\xf0abc" * 128, b"k")
+    texts = cast(b"\xff", b"v", None, b"v")
     starts: Any = pa.array([0, 2, 2, 3, 4], pa.int32())
     maps = pa.MapArray.from_arrays(starts, texts.fill_null("n"), texts)
     columns = {"body": texts.fill_null(""), "partitionKey": keys, "properties": maps}
@@ -123,7 +130,7 @@ def test_text_that_is_not_utf8_is_sent_with_replaced_characters() -> None:
     long = pa.RecordBatch.from_pydict(
         {
             "body": texts.fill_null(""),
-            "partitionKey": pa.array([b"\xff", b"k" * 129, b"k", b"k"]).view(pa.string()),
+            "partitionKey": cast(b"\xff", b"k" * 129, b"k", b"k"),
         }
     )
     with pytest.raises(InvalidArgumentError, match="Row 5 of the task has a partitionKey of over 128"):

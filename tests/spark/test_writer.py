@@ -16,6 +16,7 @@ import pytest
 from tests.spark.support import make_pipeline, outcome_of, readings
 from tests.support.postgresql import PostgresqlServer
 
+from tidegate.columns.valid import with_valid_text
 from tidegate.model.errors import (
     CheckpointGapError,
     DatabaseError,
@@ -26,6 +27,7 @@ from tidegate.spark.pipelines.pipeline import sink_options
 from tidegate.spark.source.options import SourceOptions
 from tidegate.spark.source.ownership import claim_checkpoints
 from tidegate.spark.source.processing import ENDS_KEY
+from tidegate.spark.sql_sink import commits
 from tidegate.spark.sql_sink.accounting import Gap
 from tidegate.spark.sql_sink.commits import to_batch
 from tidegate.spark.sql_sink.plan import SinkPlan, load_plan
@@ -117,6 +119,25 @@ def test_an_error_that_quotes_a_body_that_is_no_text(plan: SinkPlan) -> None:
         (2, "not a reading", "c"),
     ]
     assert plan.checkpoints()["0"] == 3
+
+
+def test_a_dead_letters_place_is_read_from_its_columns_alone(
+    sqlite_plan: SinkPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow validates a column's maps as a whole for each dead letter, not only those of the slice."""
+    seen: list[list[str]] = []
+
+    def valid(rows: pa.Table) -> pa.Table:
+        seen.append(rows.column_names)
+        return with_valid_text(rows)
+
+    monkeypatch.setattr(commits, "with_valid_text", valid)
+    rows = _rows(0, 2).append_column("_error", pa.array(["bad", None]))
+    TaskWriter(sqlite_plan).write(iter([rows.append_column("partitionKey", pa.array(["a", "b"]))]))
+    assert seen
+    assert all(names == ["offset", "enqueuedTime", "partitionKey"] for names in seen)
+    (letter,) = DeadLetters(Database.shared(sqlite_plan.database_url)).list()
+    assert (letter.sequence_number, letter.partition_key) == (0, "a")
 
 
 def test_rows_of_events_that_are_committed_are_an_error(plan: SinkPlan) -> None:

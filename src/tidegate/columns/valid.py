@@ -49,6 +49,8 @@ def valid_text(column: Any) -> Any:
 
 
 def _with_columns(rows: _Rows, change: Callable[[Any], Any]) -> _Rows:
+    if not rows.num_columns:
+        return rows  # from no arrays, it would have no rows
     return type(rows).from_arrays([change(column) for column in rows.columns], schema=rows.schema)
 
 

@@ -63,7 +63,7 @@ def sendable_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
             continue
         if field_.name == "partitionKey":
             # Spark's ``left`` can count four bytes that are not UTF-8 as one character.
-            is_changed = _compute.not_equal(column.view(pa.binary()), valid.view(pa.binary()))
+            is_changed = _compute.not_equal(*(each.cast(pa.large_binary()) for each in (column, valid)))
             cut = _compute.utf8_slice_codeunits(valid, 0, PARTITION_KEY_CHARACTERS_MAX)
             valid = _compute.if_else(is_changed, cut, valid)
         rows = rows.set_column(index, field_, valid)

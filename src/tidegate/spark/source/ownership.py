@@ -88,7 +88,7 @@ def _added_partitions(unit: UnitOfWork, partition_ids: Sequence[str]) -> Sequenc
     """The partitions behind the last one that an owner of this group had: they were added to the hub since.
 
     An owner's partitions have a lease, or a checkpoint with an epoch and a position: a claim gives both to
-    every partition. A row without a position, which a dead letter's addition creates, may have an epoch, too.
+    every partition. A row that was only locked has no position, but may have an epoch, too.
     """
     held: set[str] = set()
     for table, *known in (

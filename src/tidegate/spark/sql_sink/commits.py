@@ -33,6 +33,7 @@ from tidegate.wire import event_codec
 
 ENCODED_EVENT_COLUMN = "encodedEvent"
 _POSITION_COLUMNS = (PARTITION_COLUMN, SEQUENCE_NUMBER_COLUMN, OFFSET_COLUMN, ENQUEUED_TIME_COLUMN)
+_PLACE_COLUMNS = (OFFSET_COLUMN, ENQUEUED_TIME_COLUMN, PARTITION_KEY_COLUMN)
 
 _NEW_OBJECTS_MAX = 50_000
 """New objects between garbage collections while a batch is handled (our choice: about a batch's events)."""
@@ -173,7 +174,9 @@ class _Places:
 
     def _kept(self, sequence_number: int) -> EventPlace:
         position = int(np.searchsorted(self._numbers, sequence_number))
-        row = with_valid_text(self._rows.slice(position, 1))
+        # Arrow validates all of a column's maps, whatever the slice.
+        read = [name for name in _PLACE_COLUMNS if name in self._rows.column_names]
+        row = with_valid_text(self._rows.select(read).slice(position, 1))
         key: str | None = None
         if PARTITION_KEY_COLUMN in row.column_names:
             key = row.column(PARTITION_KEY_COLUMN)[0].as_py()
