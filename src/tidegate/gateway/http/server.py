@@ -224,6 +224,8 @@ class _HttpProtocol(H11Protocol):
     ahead, and what TLS keeps."""
     _answer_bytes = 0
     """Of an answer, or a piece of one, that waits until its client has read what was sent before."""
+    _unsent_peak = 0
+    """The most unsent bytes since there were none, or few; see ``ByteStream.held_bytes``."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -254,6 +256,7 @@ class _HttpProtocol(H11Protocol):
         self._count_waiting()
 
     def resume_writing(self) -> None:
+        self._unsent_peak = 0
         # A closing transport still waits until the rest is read.
         if not self.transport.is_closing():
             self._stop_write_timer()
@@ -373,6 +376,8 @@ class _HttpProtocol(H11Protocol):
                 await send(start)
                 start = None
             await self._wait_writable(waiting_bytes)
+            is_first = not self.transport.get_write_buffer_size()
+            self._unsent_peak = waiting_bytes if is_first else max(self._unsent_peak, waiting_bytes)
             await send(message)
 
         await self._share.charged(application(scope, receive, send_counted))
@@ -472,7 +477,10 @@ class _HttpProtocol(H11Protocol):
     def _measure_waiting(self) -> int:
         cycle: RequestResponseCycle | None = self.cycle
         body_bytes = 0 if cycle is None else len(cycle.body)
-        return held_by(self.transport) + body_bytes + self._parser.received_bytes + self._answer_bytes
+        unsent = self.transport.get_write_buffer_size()
+        self._unsent_peak = max(unsent, self._unsent_peak) if unsent else 0
+        sent_bytes = held_by(self.transport) - unsent + self._unsent_peak
+        return sent_bytes + body_bytes + self._parser.received_bytes + self._answer_bytes
 
     def _stop_counting(self) -> None:
         if self._waiting is not None:
