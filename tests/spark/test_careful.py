@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import BigInteger, Column, MetaData, Table, select
+from sqlalchemy import BigInteger, CheckConstraint, Column, MetaData, Table, select
 from tests.sql.support import dead_numbers
 
 from tidegate.client.retry import RetryPolicy
@@ -92,11 +92,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     return clock
 
 
-def plan_of(database_url: str, handler: Handler | BatchHandler, policy: FailurePolicy | None) -> SinkPlan:
+def plan_of(
+    database_url: str, handler: Handler | BatchHandler, policy: FailurePolicy | None, table: Table = called
+) -> SinkPlan:
     """A claimed pipeline; fifty events in a transaction."""
-    pipeline = Pipeline("calls", "calls", called, handler, policy=policy)
+    pipeline = Pipeline("calls", "calls", table, handler, policy=policy)
     database = Database.shared(database_url)
-    database.ensure_table(called)
+    database.ensure_table(table)
     claim = claim_checkpoints(
         database,
         pipeline.consumer,
@@ -205,6 +207,24 @@ def test_too_many_dead_letters_pause_the_partition(sqlite_url: str, service: Ser
     service.bad = {2000}
     TaskWriter(plan).write(iter([events_of(plan, "1", range(5))]))
     assert plan.checkpoints() == {"0": 9, "1": 5}
+
+
+def test_what_the_database_refuses_has_the_same_budget(
+    database_url: str, service: Service, clock: Time
+) -> None:
+    """With what the handler fails for; another partition of the same transaction is committed."""
+    refusing = called.to_metadata(MetaData())
+    refusing.append_constraint(CheckConstraint("number < 5 OR number >= 1000"))
+    plan = plan_of(database_url, service.handle, FailurePolicy(dead_letters_per_minute=4), refusing)
+    service.bad = {3}
+
+    clock.waits_max = 0
+    for events in (events_of(plan, "1", range(5)), events_of(plan, "1", range(5, 10))):
+        with pytest.raises(TimeoutError, match="a wait of 10"):
+            TaskWriter(plan).write(iter([events, events_of(plan, "0", range(30))]))
+        assert plan.checkpoints() == {"0": 8, "1": events["sequenceNumber"][-1].as_py() + 1}
+        assert dead_numbers(Database.shared(database_url)) == [3, 5, 6, 7]
+    assert numbers_in(plan) == [0, 1, 2, 4, *range(1000, 1010)]
 
 
 def test_a_batch_function_is_not_called_for_each_event_of_an_outage(sqlite_url: str) -> None:

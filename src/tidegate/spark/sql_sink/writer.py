@@ -18,8 +18,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 
 import msgspec
 import pyarrow as pa
@@ -39,7 +39,7 @@ from tidegate.spark.sql_sink.careful import CarefulCommits, budget_of
 from tidegate.spark.sql_sink.commits import rare_collections, to_batch
 from tidegate.spark.sql_sink.plan import SinkPlan, policy_of
 from tidegate.sql import BatchResult, Database
-from tidegate.sql.commit.batch import commit_batches
+from tidegate.sql.commit.batch import TooManyDeadLettersError, commit_batches
 from tidegate.sql.commit.partition_batch import PartitionBatch
 from tidegate.sql.handlers.outages import OutageError
 
@@ -150,8 +150,8 @@ class TaskWriter:
         if self._committing is None:
             return
         failure = self._committing.outcome.exception()
-        # A gap may be acceptable; the next attempt decides.
-        if failure is not None and not isinstance(failure, CheckpointGapError):
+        # A gap may be acceptable, and refused rows may be too many; the next attempt decides.
+        if failure is not None and not isinstance(failure, (CheckpointGapError, TooManyDeadLettersError)):
             raise failure from error
 
     def _rests(self) -> Iterator[dict[str, pa.Table]]:
@@ -187,14 +187,15 @@ class TaskWriter:
             self._settle()
 
     def _settle(self) -> None:
-        """Wait for the running transaction, and retry by partition if events before it were lost."""
+        """Wait for the running transaction; retry by partition if events before it were lost, or the database
+        refuses more than may become dead letters."""
         if self._committing is None:
             return
         rows, outcome = self._committing.rows, self._committing.outcome
         self._committing = None
         try:
             self._skipped.update(self._done(rows, outcome.result()))
-        except CheckpointGapError:
+        except (CheckpointGapError, TooManyDeadLettersError):
             for partition_id, table in rows.items():
                 self._skipped.update(self._behind_gap({partition_id: table}, self._attempt))
 
@@ -219,9 +220,10 @@ class TaskWriter:
 
     def _attempt(self, rows: Mapping[str, pa.Table], is_gap_allowed: bool) -> dict[str, int]:
         prepared = self._prepared(rows, is_gap_allowed=is_gap_allowed)
-        if prepared is None:
-            return self._commit_carefully(rows, is_gap_allowed)
-        return self._done(rows, self._run(prepared))
+        with suppress(TooManyDeadLettersError):
+            if prepared is not None:
+                return self._done(rows, self._run(prepared))
+        return self._commit_carefully(rows, is_gap_allowed)
 
     def _commit_carefully(self, rows: Mapping[str, pa.Table], is_gap_allowed: bool) -> dict[str, int]:
         with self._naming_drivers():
@@ -246,13 +248,16 @@ class TaskWriter:
             ]
         except OutageError:
             return None
-        if not plan.is_transformed:
-            now = self._database.clock.monotonic()
-            for batch in batches:
-                left = budget_of(plan, batch.scope.partition_id).left(now)
-                if left is not None and len(batch.dead_letters) > left:
-                    return None
-        return batches
+        if plan.is_transformed:
+            return batches
+        now = self._database.clock.monotonic()
+        within: list[PartitionBatch] = []
+        for batch in batches:
+            left = budget_of(plan, batch.scope.partition_id).left(now)
+            if left is not None and len(batch.dead_letters) > left:
+                return None
+            within.append(replace(batch, dead_letters_max=left))
+        return within
 
     def _done(self, rows: Iterable[str], results: Sequence[BatchResult]) -> dict[str, int]:
         """How many events of each partition were done before."""
