@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -30,18 +31,28 @@ class _Rest(Generic[T]):
         self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, T]:
-        work, awaited = self._work, self._awaited
-        try:
-            while True:
-                try:
-                    answer = yield awaited
-                except GeneratorExit:
-                    work.close()
-                    raise
-                except BaseException as error:
+        return run_on(self._work, self._awaited)
+
+
+def run_on(
+    work: Coroutine[Any, Any, T] | Generator[Any, Any, T],
+    awaited: object,
+    step: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Generator[Any, Any, T]:
+    """What is left of ``work``, which waits for ``awaited``. step: gives a block around each of its steps."""
+    try:
+        while True:
+            try:
+                answer = yield awaited
+            except GeneratorExit:
+                work.close()
+                raise
+            except BaseException as error:
+                with step():
                     awaited = work.throw(error)
-                else:
+            else:
+                with step():
                     awaited = work.send(answer)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    except StopIteration as end:
+        result: T = end.value
+        return result

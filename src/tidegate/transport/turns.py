@@ -39,6 +39,8 @@ from heapq import heappop, heappush
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from tidegate.transport.at_once import run_on
+
 SLICE_S: Final = 0.001
 """After this time, work must stop at the next opportunity."""
 
@@ -434,22 +436,11 @@ class _Charged(Generic[_Result]):
         self._work = work
 
     def __await__(self) -> Generator[Any, Any, _Result]:
-        share, work = self._share, self._work.__await__()
+        work = self._work.__await__()
         try:
-            with share.step():
+            with self._share.step():
                 awaited = work.send(None)
-            while True:
-                try:
-                    answer = yield awaited
-                except GeneratorExit:
-                    work.close()
-                    raise
-                except BaseException as error:
-                    with share.step():
-                        awaited = work.throw(error)
-                else:
-                    with share.step():
-                        awaited = work.send(answer)
         except StopIteration as end:
             result: _Result = end.value
             return result
+        return (yield from run_on(work, awaited, self._share.step))
