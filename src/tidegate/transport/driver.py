@@ -49,10 +49,9 @@ STRANGER_PASS_BYTES: Final = 16 * 1024
 """Bytes read from one peer per pass of the event loop; the second before it has authenticated. Our choice:
 time is the general limit (``turns``), so the first only limits memory."""
 
-TURN_BUFFERS_MIN: Final = 32
 TURN_BYTES_MAX: Final = 64 * 1024
-"""The owner's work is written between pieces if it has that many buffers, and these bytes. Our choice: a
-burst has more, and small deliveries to all links of a connection share a write."""
+"""The owner's work is written between pieces if it has that many bytes. Our choice: a burst has more, and
+small deliveries to all links of a connection share a write."""
 
 EventHandler = Callable[[Event], None]
 """Handles one event. Called from the event loop; must not block."""
@@ -346,7 +345,7 @@ class AmqpDriver:
         """Do the owner's work and write its output; returns whether more is left when the time is over."""
         is_outer = not self._is_pumping
         self._is_pumping = self._is_in_turn = True
-        buffers_max = TURN_BUFFERS_MIN
+        counted = unwritten = 0  # buffers whose bytes were added up, and these bytes
         try:
             while self._is_turn_wanted and self.stop_reason is None:
                 self._is_turn_wanted = False
@@ -354,11 +353,11 @@ class AmqpDriver:
                 if self._output_share.is_time_over:
                     break
                 output = self.connection.output
-                if len(output) >= buffers_max:
-                    buffers_max = 2 * len(output)
-                    if sum(map(len, output)) >= TURN_BYTES_MAX:
-                        buffers_max = TURN_BUFFERS_MIN
-                        self._write()  # so that ``is_writable`` is up to date before the owner sends more
+                unwritten += sum(map(len, output[counted:]))
+                if unwritten >= TURN_BYTES_MAX:
+                    self._write()  # so that ``is_writable`` is up to date before the owner sends more
+                    unwritten = 0
+                counted = len(output)
         finally:
             self._is_pumping, self._is_in_turn = not is_outer, False
         self.flush()
