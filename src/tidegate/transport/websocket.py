@@ -189,6 +189,8 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The transport is connected; its HTTP request is the first data."""
         self._transport = cast(asyncio.Transport, transport)
+        # uvicorn does so only after the answer, which may pause writing.
+        self._transport.set_protocol(self)
         self._connected_at = asyncio.get_running_loop().time()
         self._peer_name = self._client_name or peer_name_of(transport)
         self._share.join(site_in(self._peer_name))

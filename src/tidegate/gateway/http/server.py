@@ -226,6 +226,8 @@ class _HttpProtocol(H11Protocol):
     """Of an answer, or a piece of one, that waits until its client has read what was sent before."""
     _unsent_peak = 0
     """The most unsent bytes since there were none, or few; see ``ByteStream.held_bytes``."""
+    _is_over = False
+    """Whether the connection has ended, or belongs to a WebSocket, which has an account of its own."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -245,7 +247,8 @@ class _HttpProtocol(H11Protocol):
         self._share.close()
         self._stop_timer()
         self._stop_write_timer()
-        self._stop_counting()
+        self._end_counting()
+        self._unset_keepalive_if_required()  # uvicorn leaves it where a client resets the connection
         self.ticket.end()
         super().connection_lost(exc)
 
@@ -350,12 +353,12 @@ class _HttpProtocol(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         self._stop_timer()
-        self._stop_counting()
         self._parser.discard_received()  # nothing may follow before our answer
         self._follow_input()
         if self.ticket.face is Face.HEALTH or self.ticket.become_amqp(self.loop.time()) is not None:
             self._refuse(503, NO_PLACE)
             return
+        self._end_counting()
         super().handle_websocket_upgrade(event)
 
     def send_400_response(self, msg: str) -> None:
@@ -396,7 +399,7 @@ class _HttpProtocol(H11Protocol):
 
     def _follow_body(self) -> None:
         """Limit the time of a stranger's body; a complete request is no longer waited for."""
-        if self.ticket.face is Face.AMQP:
+        if self._is_over:
             return
         is_arriving = self.conn.their_state is h11.SEND_BODY
         if is_arriving and (self._is_discarding or not self.ticket.has_token):
@@ -465,6 +468,8 @@ class _HttpProtocol(H11Protocol):
         self._refuse(408, f"No complete request came within {self._head_timeout_s:g} s.")
 
     def _count_waiting(self) -> None:
+        if self._is_over:
+            return  # no callback would close another account
         if self._waiting is not None:
             self._waiting.update()
         elif self.owner.budget is not None and self._measure_waiting() > _UNCOUNTED_BYTES:
@@ -482,7 +487,9 @@ class _HttpProtocol(H11Protocol):
         sent_bytes = held_by(self.transport) - unsent + self._unsent_peak
         return sent_bytes + body_bytes + self._parser.received_bytes + self._answer_bytes
 
-    def _stop_counting(self) -> None:
+    def _end_counting(self) -> None:
+        """Close the account for good, with the connection or before it becomes a WebSocket."""
+        self._is_over = True
         if self._waiting is not None:
             self._waiting.close()
             self._waiting = None
