@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from sqlalchemy import delete
 from tests.sql.support import LogOfEvents, flights, rows_in
 
+from tidegate.amqp.message import Message, encode_message
+from tidegate.amqp.types import Symbol, ULong
 from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.model.events import EventData, ReceivedEvent
@@ -30,9 +32,12 @@ from tidegate.sql import (
     TransformationError,
     process_partition_batch,
 )
+from tidegate.sql.core.parked_keys import stored_key_of
 from tidegate.sql.core.schema import checkpoint, dead_letter
-from tidegate.sql.core.values import DeadLetterFilter
+from tidegate.sql.core.values import DeadLetterFilter, place_of
+from tidegate.sql.handlers.arrow import event_batch_of
 from tidegate.wire.event_codec import decode_event, encode_event
+from tidegate.wire.names import PARTITION_KEY, PUBLISHER
 
 _KINDS = ["row", "row", "row", "three rows", "skip", "raise", "error", "null delay", "same key"]
 """What an event asks the handlers of these tests to do."""
@@ -213,6 +218,36 @@ def test_every_column_of_the_source_can_be_had(database: Database) -> None:
     assert row["properties"] == [("n", "7")]
     assert frames[0]["properties"][0] == {"n": "7"}
     assert str(frames[0]["enqueuedTime"].dtype) == "datetime64[us, UTC]"
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [lambda event: event.properties, stored_key_of, lambda event: place_of(event, is_payload_copied=True)],
+    ids=["tracing", "parked key", "retry"],
+)
+def test_columns_of_a_decoded_event_are_those_of_the_received_one(
+    decode: Callable[[ReceivedEvent], object],
+) -> None:
+    """Encoded again it would lose its publisher, and a list or a large number could not be encoded at all."""
+    message = Message(
+        message_annotations={Symbol(PUBLISHER): "device-1", Symbol("x-own"): 1, Symbol(PARTITION_KEY): "k"},
+        application_properties={"list": [1, 2], "large": ULong(2**63)},
+        data=(b"a", b"b"),
+    )
+    encoded = [encode_message(message), b"garbage", b""]
+    fresh, decoded = (
+        [ReceivedEvent("0", n, str(n), 1, each, decode_event) for n, each in enumerate(encoded)]
+        for _ in range(2)
+    )
+    for event in decoded:
+        decode(event)
+    columns = (*EVENT_COLUMNS, "properties.list", "properties.large")
+    batch = event_batch_of(decoded, columns)
+    assert batch == event_batch_of(fresh, columns)
+    row = batch.to_pylist()[0]
+    assert (row["publisher"], row["partitionKey"], row["body"]) == ("device-1", "k", b"ab")
+    assert (row["properties.list"], row["properties.large"]) == ("[1,2]", str(2**63))
+    assert ("x-own", "1") in row["systemProperties"]
 
 
 def _drop(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -21,6 +21,8 @@ from tests.sql.support import (
 )
 
 from tidegate.amqp.encode import encode_value
+from tidegate.amqp.message import Message, encode_message
+from tidegate.amqp.types import Symbol
 from tidegate.model.errors import InvalidArgumentError, NotFoundError
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql import (
@@ -38,6 +40,7 @@ from tidegate.sql import (
     process_partition_batch,
 )
 from tidegate.wire.event_codec import decode_event
+from tidegate.wire.names import PUBLISHER
 
 NO_DELAY = "no arrival delay: cancelled or diverted"
 
@@ -148,6 +151,19 @@ def test_a_copy_keeps_a_body_that_is_not_bytes(database: Database, section: byte
     assert DeadLetters(database).show(CONSUMER, "0", 0).payload == encoded
     report = DeadLetters(database).redrive(replace(PIPELINE, handler=record_value), LogOfEvents([]))
     assert (report.redriven, report.failed, row_count(database)) == (1, 0, 1)
+
+
+def test_a_copy_keeps_what_an_event_to_send_cannot_have(database: Database) -> None:
+    """A publisher, and a property with a list: encoded again, such an event had no copy at all."""
+    encoded = encode_message(
+        Message(
+            message_annotations={Symbol(PUBLISHER): "device-1"},
+            application_properties={"list": [1, 2]},
+            data=(b'{"delay": null}',),
+        )
+    )
+    put_aside(database, [ReceivedEvent("0", 0, "0", 1, encoded, decode_event)], is_payload_copied=True)
+    assert DeadLetters(database).show(CONSUMER, "0", 0).payload == encoded
 
 
 def test_an_event_that_fails_again_counts_its_attempts(database: Database) -> None:

@@ -164,9 +164,9 @@ class ReceivedEvent:
 
     @property
     def encoded(self) -> bytes | memoryview | None:
-        """The encoded event; None once its contents are decoded, or if it was created from contents.
+        """The event as it was received, also once it is decoded; None if it was created from contents.
 
-        It is kept if the body is an AMQP value or sequence, whose exact types ``body_value`` does not have.
+        It has what ``contents`` leaves out: the publisher, other annotations, the exact types of values.
         """
         return self._encoded
 
@@ -177,8 +177,6 @@ class ReceivedEvent:
             assert self._decode is not None
             assert self._encoded is not None
             contents = self._contents = self._decode(self._encoded)
-            if contents.body_value is None:
-                self._encoded = None
         return contents
 
     @property

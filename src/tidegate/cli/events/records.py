@@ -99,7 +99,7 @@ def event_record(event: ReceivedEvent) -> Record:
         "offset": event.offset,
         "enqueued_time": event.enqueued_time,
     }
-    encoded = event.encoded  # until the contents are decoded
+    encoded = event.encoded
     try:
         contents = event.decode()
         types = _types(contents.properties, encoded) if contents.properties else {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -122,8 +121,7 @@ class _Tail:
         if not self._selection.is_following:
             events = [event for event in events if self._is_before_end(event)]
         if not self._selection.filter.is_open:
-            # A copy: what is decoded loses its encoded form, which has the types of properties.
-            events = [event for event in events if self._selection.filter.accepts(copy(event))]
+            events = [event for event in events if self._selection.filter.accepts(event)]
         events_max = self._selection.events_max
         if events_max is not None:
             events = events[: events_max - self._writer.event_count]

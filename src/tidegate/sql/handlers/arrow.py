@@ -23,7 +23,7 @@ from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.arrow_rows import ArrowRows, SequenceNumbers
 from tidegate.sql.core.halving import failures_of
 from tidegate.sql.core.row_groups import required_columns
-from tidegate.sql.core.values import encode_contents
+from tidegate.sql.core.values import encoded_form_of
 from tidegate.sql.handlers.batches import (
     BOOKKEEPING_COLUMNS,
     ERROR_COLUMN,
@@ -171,7 +171,7 @@ def event_batch_of(events: Sequence[ReceivedEvent], columns: Iterable[str]) -> p
     names = list(dict.fromkeys((*columns, SEQUENCE_NUMBER_COLUMN)))
     texts: list[tuple[EventTexts, bytes | None]] = []
     if not _UNDECODED_COLUMNS.issuperset(names):
-        texts = [decode_whole(event.encoded or encode_contents(event)) for event in events]
+        texts = [decode_whole(encoded_form_of(event)) for event in events]
     values: dict[str, list[Any]] = {
         "partition": [event.partition_id for event in events],
         "offset": [event.offset for event in events],
