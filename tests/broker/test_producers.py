@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from tidegate.broker import AppendResult, Broker, Partition, ProducerHandle
-from tidegate.broker.producers import LINKS_MAX
+from tidegate.broker.producers import LINKS_MAX, ProducerRegistry
 from tidegate.model.errors import InvalidArgumentError, OutOfOrderSequenceError, ProducerEpochStolenError
 from tidegate.server.opening import open_broker
+from tidegate.storage.log_manager import LogManager
 from tidegate.transport.clock import SystemClock
+from tidegate.transport.tasks import TaskOwner
 
 
 async def _open(
@@ -151,6 +153,52 @@ async def test_two_that_attach_at_once(broker: Broker) -> None:
     assert isinstance(low, ProducerEpochStolenError)
     assert isinstance(high, ProducerHandle)
     await broker.close()
+
+
+async def test_parties_take_turns_at_a_slow_log(tmp_path: Path) -> None:
+    """However many producers of one party wait, that of another is in the next round. Those that give up
+    leave their places to others of the party; one alone has all that the log answers in a round."""
+    tasks = TaskOwner("producers")
+    manager = await LogManager.open(tmp_path, is_threaded=False)
+    await manager.create_logs("hub", 1)
+    registry = ProducerRegistry(manager.open_log("hub", "0"))
+    answered: list[str] = []
+
+    async def attach(party: str) -> None:
+        await registry.open(
+            producer_id=None, epoch=None, last_sequence_number=None, on_stolen=lambda _: None, party=party
+        )
+        answered.append(party)
+
+    async def commit_round() -> int:
+        before = len(answered)
+        manager.commit_queued()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return len(answered) - before
+
+    many = [tasks.start(attach("many"), name="many") for _ in range(300)]
+    await asyncio.sleep(0)
+    for number in (1, 2, 3):
+        few = tasks.start(attach("few"), name="few")
+        await asyncio.sleep(0)
+        await commit_round()
+        await commit_round()
+        assert few.done()
+        assert answered.count("few") == number
+    waiting = [each for each in many if not each.done()]
+    for gone in (*waiting[:8], *waiting[30:]):  # of those that the log is asked for, and of the others
+        gone.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    stayed = [await commit_round() for _ in range(3)]
+    assert sum(stayed) == 22
+    more = [tasks.start(attach("many"), name="more") for _ in range(40)]
+    await asyncio.sleep(0)
+    assert [await commit_round() for _ in range(3)] == [16, 16, 8]
+    await asyncio.gather(*more)
+    await tasks.close()
+    await manager.close()
 
 
 @pytest.mark.parametrize(

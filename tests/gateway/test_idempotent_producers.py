@@ -169,6 +169,32 @@ async def test_an_attach_ends_with_its_link(
     gc.collect()  # says of a coroutine that it was never awaited
 
 
+async def test_an_address_that_attaches_often_leaves_room_for_others(
+    pair: Pair, broker: Broker, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects other clients of a hub, who waited behind thousands of attaches of one address."""
+    asked: list[int] = []
+
+    async def wait(producer_id: int) -> None:
+        asked.append(producer_id)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(broker.event_hub("hub").partition("0")._log, "producer_state", wait)
+    elsewhere = Pair(broker, clock)
+    monkeypatch.setattr(Pair, "peer_name", property(lambda self: f"192.0.2.{1 + (self is elsewhere)}:4711"))
+    assert elsewhere.put_token(broker, f"sb://{HOST}/").status_code == 202
+    for number in range(100):
+        _attach(pair, f"p{number}", producer_id=number)
+    pair.exchange()
+    _attach(elsewhere, producer_id=1000)
+    elsewhere.exchange()
+    await asyncio.sleep(0)
+    assert asked == [*range(16), 1000]
+    for task in pair.owner.tasks + elsewhere.owner.tasks:
+        task.cancel()
+    elsewhere.handler.claims.close()
+
+
 async def test_batches_in_every_shape_are_stored_once(pair: Pair, broker: Broker) -> None:
     """A batch sent again is acknowledged and not stored again, whichever way its client numbers envelopes."""
     link, (producer_id, epoch, _) = await _open(pair)

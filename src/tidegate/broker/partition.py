@@ -6,7 +6,7 @@ Everything is called on the event loop; methods that end in ``_nowait`` never wa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
 
 from tidegate.broker.producers import OnProducerStolen, ProducerHandle, ProducerRegistry
@@ -302,10 +302,12 @@ class Partition:
         epoch: int | None,
         last_sequence_number: int | None,
         on_stolen: OnProducerStolen,
+        party: Hashable = None,
     ) -> ProducerHandle:
         """Admit an idempotent producer; close the handle when its link ends.
 
-        For what is None see ``broker.producers``. on_stolen: as in ``open_receiver``.
+        For what is None see ``broker.producers``. on_stolen: as in ``open_receiver``. party: on whose
+        behalf; parties take turns at a log that is slow.
         Raises InvalidArgumentError (a number out of range), ProducerEpochStolenError, ClosedError.
         Cancellation: the producer is not attached.
         """
@@ -314,6 +316,7 @@ class Partition:
             epoch=epoch,
             last_sequence_number=last_sequence_number,
             on_stolen=on_stolen,
+            party=party,
         )
 
     def receivers(self) -> list[ReceiverHandle]:

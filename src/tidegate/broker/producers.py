@@ -19,9 +19,11 @@ so that a higher epoch has few to steal from, in one step of the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
+from weakref import WeakValueDictionary
 
 from tidegate.model.errors import ProducerEpochStolenError
 from tidegate.storage.engine import PartitionLog
@@ -33,6 +35,10 @@ OnProducerStolen = Callable[[ProducerEpochStolenError], None]
 LINKS_MAX: Final = 5
 """Links of one producer at one partition. Our choice, as many as receivers without an owner level: official
 clients and ours have one, and for a while those of lost connections."""
+
+_ASKING_MAX: Final = 16
+"""Producers of one party for which the log is asked at a time. Our choice, as many as it answers in a round:
+parties take turns, and one alone does not wait longer."""
 
 _PRODUCER_ID_BITS = 48
 """Of generated ids: enough to be unique, and exact as JavaScript's numbers."""
@@ -98,6 +104,8 @@ class ProducerRegistry:
         """log: of the partition, which remembers producers."""
         self._log = log
         self._attached: dict[int, list[ProducerHandle]] = {}
+        self._asking: WeakValueDictionary[Hashable, asyncio.Semaphore] = WeakValueDictionary()
+        """What each party has left of ``_ASKING_MAX``, while producers of it attach."""
 
     async def open(
         self,
@@ -106,6 +114,7 @@ class ProducerRegistry:
         epoch: int | None,
         last_sequence_number: int | None,
         on_stolen: OnProducerStolen,
+        party: Hashable = None,
     ) -> ProducerHandle:
         """Admit a producer by the table above; see ``Partition.open_producer``."""
         _check_numbers(producer_id, epoch, last_sequence_number)
@@ -116,8 +125,10 @@ class ProducerRegistry:
         self._make_room(producer_id)
         handle = ProducerHandle(self, producer_id, epoch or 0, on_stolen)
         self._attached.setdefault(producer_id, []).append(handle)
+        asking = self._asking.setdefault(party, asyncio.Semaphore(_ASKING_MAX))
         try:
-            state = await self._log.producer_state(producer_id)
+            async with asking:
+                state = await self._log.producer_state(producer_id)
             handle.known_since = self._log.producers_known_since  # after that: it only grows
             if handle.stolen_error is not None:
                 raise handle.stolen_error

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -258,9 +258,14 @@ class ConnectionHandler:
             return False
         return self._driver is not None and self._driver.is_writable
 
+    @property
+    def address(self) -> Hashable:
+        """The client's, as limits count it; None: unknown."""
+        return site_in(self._peer_name)
+
     async def work_in_slices(self, items: Iterator[T | None]) -> list[T]:
         """``SlicedWork.collect``, on behalf of the client's address."""
-        return await self._owner.sliced_work.collect(items, address=site_in(self._peer_name))
+        return await self._owner.sliced_work.collect(items, address=self.address)
 
     @property
     def is_memory_short(self) -> bool:

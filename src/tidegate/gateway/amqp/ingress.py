@@ -124,6 +124,7 @@ class IngressLink(LinkNode):
             epoch=epoch,
             last_sequence_number=last_sequence_number,
             on_stolen=self._on_stolen,
+            party=self._owner.address,
         )
         return self._producer
 

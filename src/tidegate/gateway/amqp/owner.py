@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tidegate.amqp.events import Delivery
@@ -51,6 +51,10 @@ class NodeOwner(Protocol):
 
     claims: ConnectionClaims
     """The rights of the connection."""
+
+    @property
+    def address(self) -> Hashable:
+        """The client's, as limits count it; None: unknown."""
 
     async def work_in_slices(self, items: Iterator[T | None]) -> list[T]:
         """``SlicedWork.collect``, on behalf of the client's address."""
