@@ -920,10 +920,11 @@ async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
 )
 async def test_what_waits_for_the_application_counts_as_memory(sent: bytes, size: int) -> None:
     """Protects memory: requests whose answers take long may have bodies that nobody reads. It counts for the
-    client's address, which its proxy names."""
+    client's address, which its proxy names, whichever client's bytes waited before on the connection."""
 
     async def answer(request: Request) -> Response:
-        await is_answering.wait()
+        if request.client != ("192.0.2.2", 0):
+            await is_answering.wait()
         return Response()
 
     is_answering = asyncio.Event()
@@ -933,6 +934,12 @@ async def test_what_waits_for_the_application_counts_as_memory(sent: bytes, size
     server, (host, port), tasks = await _serve(application, budget=budget, admission=admission)
     async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(host, port)
+        writer.write(
+            b"POST / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 192.0.2.2\r\nContent-Length: 60000\r\n\r\n"
+            + bytes(60_000)
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        assert {account.address for account in budget._accounts} == {site_at("192.0.2.2")}
         writer.write(sent)
         while budget.statistics().used_bytes < size:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)

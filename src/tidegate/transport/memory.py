@@ -223,6 +223,7 @@ class MemoryAccount:
         time: Callable[[], float],
     ) -> None:
         self.address = address
+        """May be set where the connection of a proxy has another client."""
         self.held_bytes = 0
         """At the last measurement."""
         self._budget = budget

@@ -428,6 +428,8 @@ class _HttpProtocol(H11Protocol):
             # which a proxy's own address is exempt, all unknown clients share those of one address.
             name = str(self._peer if address is None else address)
             self.client = (name, 0)
+            if self._waiting is not None:
+                self._waiting.address = site_at(name)
             self.app_state[_CLIENT] = f"{name}:0"
             is_https = self.owner.config.ssl is not None or trusted.is_https(self._peer, headers)
             self.scheme = "https" if is_https else "http"
