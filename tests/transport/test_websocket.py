@@ -280,6 +280,19 @@ async def test_a_close_from_the_peer_ends_the_stream() -> None:
         receiver.stream.write([b"nobody is there"])
 
 
+async def test_a_stream_that_has_ended_is_not_kept() -> None:
+    """Protects memory: closing a stream whose peer had left started a timer, which kept it for 5 s."""
+    async with _serving() as service, asyncio.timeout(WAIT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        receiver = await service.receiver()
+        writer.transport.abort()
+        await receiver.until(lambda: receiver.ends)
+        receiver.stream.close()
+        assert receiver.stream._abort_timer is None
+
+
 async def test_a_peer_that_never_answers_the_close_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A close frame that stays without an answer holds the transport only so long."""
     monkeypatch.setattr(websocket, "CLOSE_TIMEOUT_S", 0.1)

@@ -324,7 +324,7 @@ class WebSocketStream(ByteStream, asyncio.Protocol):
         self._protocol.send_response(Response(status, refusal.reason_phrase, headers, refusal.body))
 
     def _start_closing(self, code: int) -> None:
-        if self._is_closing or self._transport is None:
+        if self._is_closing or self._has_ended or self._transport is None:
             return
         self._is_closing = True
         if self._protocol.state is OPEN:
