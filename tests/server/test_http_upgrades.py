@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from starlette.responses import Response
 from tests.server.test_http import _serve
+from tests.transport.test_websocket import Receiver
 
 from tidegate.gateway.http.server import WEBSOCKET_PATH, HttpServer
 from tidegate.server.certificates import ensure_server_certificate
@@ -69,11 +70,40 @@ async def test_a_websocket_leaves_no_account_of_its_request(tmp_path: Path, ahea
         assert budget.statistics().used_bytes == 0
 
 
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "TLS"])
+async def test_an_open_websocket_keeps_nothing_of_http(tmp_path: Path, is_tls: bool) -> None:
+    """Protects memory: the head of the upgrade and what was made of it stayed until a full collection, over
+    TLS as long as the WebSocket. Reference counting frees them."""
+    async with _serving(MemoryBudget(1 << 30)) as (server, port):
+        server._accept_websocket = Receiver
+        name, tls = None, None
+        if is_tls:
+            certificate = ensure_server_certificate(tmp_path, [], clock=SystemClock())
+            server.config.ssl = certificate.ssl_context()
+            name, tls = "localhost", ssl.create_default_context(cafile=str(certificate.ca_file))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname=name)
+        writer.write(_GET)
+        await reader.readuntil(b"done")
+        (kept,) = map(weakref.ref, server.server_state.connections)
+        gc.disable()
+        try:
+            writer.write(_UPGRADE)
+            await reader.readuntil(b"\r\n\r\n")
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert kept() is None
+        finally:
+            gc.enable()
+        assert server.websockets
+        writer.transport.abort()
+
+
 class _Behind(asyncio.Transport):
     """A transport with unsent bytes of an earlier answer."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.1", 4711)})
+        self.has_closed = False
         self.protocol: asyncio.BaseProtocol | None = None
         self.written: list[tuple[bytes, asyncio.BaseProtocol | None]] = []
 
@@ -92,15 +122,23 @@ class _Behind(asyncio.Transport):
         """The protocol that is called from now on."""
         self.protocol = protocol
 
+    def pause_reading(self) -> None:
+        """Nothing is read."""
+
+    def resume_reading(self) -> None:
+        """The same."""
+
     def is_closing(self) -> bool:
-        """It stays open."""
-        return False
+        """Whether it sends the rest, and ends."""
+        return self.has_closed
 
     def close(self) -> None:
         """A test ends it."""
+        self.has_closed = True
 
     def abort(self) -> None:
-        """The same."""
+        """Close it."""
+        self.close()
 
 
 def _connect(server: HttpServer) -> tuple[_Behind, asyncio.Protocol]:
@@ -141,5 +179,22 @@ async def test_a_reset_connection_leaves_nothing() -> None:
         del protocol
         transport.written.clear()
         transport.set_protocol(asyncio.Protocol())
+        gc.collect()
+        assert kept() is None
+
+
+async def test_a_refused_upgrade_behind_an_answer_leaves_nothing() -> None:
+    """Protects memory: a timer that no callback would stop kept the connection for 60 s, in no account."""
+    async with _serving(MemoryBudget(1 << 30)) as (server, _):
+        transport, protocol = _connect(server)
+        protocol.data_received(_GET + _UPGRADE.replace(WEBSOCKET_PATH.encode(), b"/x"))
+        while not transport.has_closed:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert transport.written[-1][0].startswith(b"HTTP/1.1 404 ")
+        assert isinstance(transport.protocol, WebSocketStream)
+        transport.protocol.connection_lost(None)
+        kept = weakref.ref(transport)
+        del protocol, transport
         gc.collect()
         assert kept() is None

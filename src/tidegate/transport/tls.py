@@ -332,6 +332,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._flush()
         self._end_handshake()
         self._protocol = self._make_protocol()
+        del self._make_protocol  # it may keep the first protocol, which another replaces
         self._protocol.connection_made(self)
         return True
 

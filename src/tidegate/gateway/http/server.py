@@ -360,6 +360,12 @@ class _HttpProtocol(H11Protocol):
             return
         self._end_counting()
         super().handle_websocket_upgrade(event)
+        self.loop.call_soon(self._let_go)  # what called this still needs it
+
+    def _let_go(self) -> None:
+        """Break the reference cycles after an upgrade: its head is freed now, not in a full collection."""
+        self._share.close()
+        del self.app, self.conn, self._parser, self.cycle
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(*(self._parser.refusal or (400, msg)))
@@ -455,7 +461,7 @@ class _HttpProtocol(H11Protocol):
             self._start_write_timer()
 
     def _start_write_timer(self) -> None:
-        if self._write_timer is None:
+        if self._write_timer is None and not self._is_over:
             self._write_timer = self.loop.call_later(self.owner.write_timeout_s, self.transport.abort)
 
     def _stop_write_timer(self) -> None:
