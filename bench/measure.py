@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -61,6 +62,16 @@ class Measurement:
 def median(measurements: Sequence[Measurement]) -> Measurement:
     """The one in the middle by its rate."""
     return sorted(measurements, key=lambda each: each.events_per_s)[len(measurements) // 2]
+
+
+def median_beside(measurements: Sequence[Measurement], baselines: Sequence[Measurement]) -> Measurement:
+    """The ``median``, and beside that of the baselines the median of the ratios: each to its round's."""
+    middle = median(measurements)
+    ratios = [
+        one.events_per_s / other.events_per_s for one, other in zip(measurements, baselines, strict=True)
+    ]
+    middle.baselines[baselines[0].name] = statistics.median(ratios)
+    return middle
 
 
 @dataclass(frozen=True, slots=True)

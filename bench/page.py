@@ -56,7 +56,11 @@ def write_page(parts: Mapping[str, Found], *, rounds: int) -> list[Path]:
             written.append(path)
             images.append(f"![{title}: {_in_words(bars, unit)}](images/{path.name})\n")
     page = _DOCS / "benchmarks.md"
-    page.write_text(_HEAD.format(rounds="one round" if rounds == 1 else f"median of {rounds} rounds"))
+    page.write_text(
+        _HEAD.format(
+            rounds="one round, three of *shapes* and *sdk*" if rounds == 1 else f"median of {rounds} rounds"
+        )
+    )
     with page.open("a") as file:
         file.write("\n".join([*_setting(), "", "## In pictures", "", *images]))
         file.writelines(_section(name, parts) for name in parts)

@@ -30,13 +30,14 @@ from bench import (
     small_sends,
     stages,
 )
-from bench.measure import Figure, Found, Measurement
+from bench.measure import Figure, Found, Measurement, median, median_beside
 from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.sql.handlers.batches import DEFAULT_COLUMNS
 from tidegate.testing.hub import HubProcess
 
 _PARTITIONS: Final = 4
 _HUB: Final = "bench"
+_SDK_ROUNDS: Final = 3
 _SENDS: Final = {"1 sender": 40.0, "64 senders, one link": 15.0}
 """Microseconds of user CPU that an event may cost the service."""
 _P50_MS: Final = 2.0
@@ -111,8 +112,8 @@ def _log(directory: Path, load: Load) -> Found:
 
 
 def _shapes(directory: Path, load: Load) -> Found:
-    """Properties, sizes, TLS, numbers of partitions."""
-    return shapes.measure(directory, load.events, load.rounds)
+    """Properties, sizes, TLS, numbers of partitions. Always three rounds: one takes half a minute."""
+    return shapes.measure(directory, load.events)
 
 
 def _peers(directory: Path, load: Load) -> Found:
@@ -130,21 +131,28 @@ def _peers(directory: Path, load: Load) -> Found:
 
 
 def _sdk(directory: Path, load: Load) -> Found:
-    """The official SDK, beside itself against a peer that stores nothing and has everything ready."""
+    """The official SDK, beside itself against a peer that stores nothing and has everything ready.
+
+    Always three rounds, in turns: it reads in beats, so that one may be half as fast as the next.
+    """
     bodies = load.bodies()[: load.sdk_events]
-    with canned_service.running(load.event_bytes) as (connection_string, pid):
-        sink = stages.sdk_ingest("official SDK → sink", connection_string, pid, _HUB, bodies)
-        source = stages.sdk_delivery(
-            "source → official SDK", connection_string, pid, _HUB, len(bodies), load.event_bytes
-        )
-    with _service(directory) as service:
-        words = (service.connection_string, service.process_id, _HUB)
-        ingest = stages.sdk_ingest("ingest, official SDK", *words, bodies)
+    count, size = len(bodies), load.event_bytes
+    found: list[list[Measurement]] = []
+    with canned_service.running(size) as canned, _service(directory) as service:
+        ours = (service.connection_string, service.process_id)
         stages.ingest(service, _HUB, bodies * _PARTITIONS, _PARTITIONS)
-        delivery = stages.sdk_delivery("delivery, official SDK", *words, len(bodies), load.event_bytes)
-    ingest.compare_with(sink)
-    delivery.compare_with(source)
-    return Found([sink, source], [ingest, delivery])
+        for _ in range(_SDK_ROUNDS):
+            round_ = [
+                stages.sdk_ingest("official SDK → sink", *canned, _HUB, bodies),
+                stages.sdk_ingest("ingest, official SDK", *ours, _HUB, bodies),
+                stages.sdk_delivery("source → official SDK", *canned, _HUB, count, size),
+                stages.sdk_delivery("delivery, official SDK", *ours, _HUB, count, size),
+            ]
+            found.append(round_)
+    sink, ingest, source, delivery = (list(each) for each in zip(*found, strict=True))
+    return Found(
+        [median(sink), median(source)], [median_beside(ingest, sink), median_beside(delivery, source)]
+    )
 
 
 def _processor(directory: Path, load: Load) -> Found:
@@ -321,7 +329,7 @@ def _spark_latency(directory: Path, load: Load) -> Found:
     from bench import spark_latency
     from tidegate.spark.runtime.session import spark_session
 
-    seconds, warm_up_s = (20.0, 20.0) if load.is_quick else (30.0, 45.0)
+    seconds, warm_up_s = (15.0, 15.0) if load.is_quick else (30.0, 45.0)
     found = Found()
     spark = spark_session("tidegate-bench")
     try:

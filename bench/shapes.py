@@ -15,13 +15,15 @@ from typing import Final
 from rich.console import Console
 
 from bench import stages
-from bench.measure import Figure, Found, Measurement, median
+from bench.measure import Figure, Found, Measurement, median, median_beside
 from tidegate.client import EventHubAdministrator
 from tidegate.columns.names import EVENT_COLUMNS
 from tidegate.testing.hub import HubProcess
 
 UNIQUE: Final = 0
 """Instead of a number of devices: each event has one of its own."""
+_ROUNDS: Final = 3
+"""In a quick benchmark, too: one takes half a minute. Our choice."""
 _progress = Console(stderr=True)
 
 
@@ -45,40 +47,40 @@ class Shape:
 ALIKE: Final = "two properties"
 _MANY: Final = "1,024 partitions"
 SHAPES: Final = (
+    # What is compared is measured soon after: the machine's speed changes within a minute.
     Shape(ALIKE),
+    Shape("TLS", is_tls_used=True, compared_with=ALIKE),
     Shape("no properties", devices=None, compared_with=ALIKE),
+    Shape("100 B, no properties", devices=None, event_bytes=100, compared_with="no properties"),
     Shape("500 devices", devices=500, compared_with=ALIKE),
     Shape("20,000 devices", devices=20_000, compared_with=ALIKE),
     Shape("unique properties", devices=UNIQUE, compared_with=ALIKE),
-    Shape("TLS", is_tls_used=True, compared_with=ALIKE),
-    Shape("100 B, no properties", devices=None, event_bytes=100, compared_with="no properties"),
     Shape("1 partition", partitions=1, times=5, compared_with=ALIKE),
     Shape("32 partitions", partitions=32, times=5, compared_with="1 partition"),
     Shape(_MANY, partitions=1_024, times=5, compared_with="1 partition"),
 )
 
 
-def measure(directory: Path, events: int, rounds: int) -> Found:
-    """Each shape is written and read, after a round that does not count; medians, with their ratios.
+def measure(directory: Path, events: int) -> Found:
+    """Each shape is written and read, in rounds of which the first does not count; medians, also of ratios.
 
     The opening of many partitions' links is a figure of its own; only for record batches it is in the rate.
     events: of each shape and round; of each partition the same number, so a few may be left out.
     """
     found: dict[tuple[str, str], list[Measurement]] = {}
     with HubProcess(directory / "data", is_tls_used=True) as service:
-        for number in range(rounds + 1):
+        for number in range(_ROUNDS + 1):
             for shape in SHAPES:
-                _progress.print(f"round {number} of {rounds}: {shape.name} …")
+                _progress.print(f"round {number} of {_ROUNDS}: {shape.name} …")
                 for way, one in _round(service, shape, events).items():
                     found.setdefault((way, shape.name), []).extend([one] if number else [])
-    medians = {key: median(each) for key, each in found.items()}
-    others = {shape.name: shape.compared_with for shape in SHAPES}
-    for (way, name), each in medians.items():
-        if (other := others[name]) is not None:
-            each.compare_with(medians[way, other])
-    stages = list(medians.values())
+    compared_with = {shape.name: shape.compared_with for shape in SHAPES}
+    medians = []
+    for (way, name), each in found.items():
+        others = found.get((way, compared_with[name] or ""))
+        medians.append(median(each) if others is None else median_beside(each, others))
     return Found(
-        stages=stages, figures=[_opening(each) for each in stages if _MANY in each.name and each.opening_s]
+        stages=medians, figures=[_opening(each) for each in medians if _MANY in each.name and each.opening_s]
     )
 
 
