@@ -6,7 +6,8 @@ import enum
 import threading
 import time
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from datetime import time as time_of_day
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -19,17 +20,22 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Computed,
+    Date,
     DateTime,
     Enum,
     Index,
     Integer,
+    Interval,
+    LargeBinary,
     MetaData,
     Table,
     Text,
+    Time,
     Uuid,
     delete,
     select,
 )
+from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB
 from sqlalchemy.types import TypeDecorator
 from tests.sql.support import CONSUMER, dead_numbers, event_with
 
@@ -175,6 +181,83 @@ def test_uuids_may_be_text(database: Database) -> None:
         assert connection.execute(select(table)).scalars().all() == [device]
 
 
+_BINARY = LargeBinary().with_variant(LONGBLOB(), "mariadb")
+_MICROSECONDS = DateTime().with_variant(DATETIME(fsp=6), "mariadb")
+
+
+@pytest.mark.parametrize("value", [5, True, 2**45, 1.5, [1, 2], "text"], ids=str)
+@pytest.mark.parametrize("sql_type", [LargeBinary(), _BINARY], ids=["plain", "variant"])
+def test_a_binary_column_takes_bytes_only(database: Database, value: object, sql_type: Any) -> None:
+    """MariaDB's driver makes that many bytes of an integer, and thereby ends the process."""
+    table = _numbered("binaries", Column("value", sql_type))
+    result = _process(database, table, [b"a", value, bytearray(b"b"), memoryview(b"c"), None])
+    assert result == BatchResult(4, 1, 0, 0, 5)
+    assert dead_numbers(database) == [1]
+    with database.read() as connection:
+        found = connection.execute(select(table.c.value).order_by(table.c.number)).scalars().all()
+    assert found == [b"a", b"b", b"c", None]
+
+
+@pytest.mark.parametrize(
+    ("sql_type", "value"),
+    [
+        (DateTime(), 20200101),
+        (DateTime(timezone=True), 1_101_010_101),
+        (_MICROSECONDS, 20200101101112),
+        (Date(), 101112),
+        (Time(), 5),
+        (Time(), True),
+        (Interval(), 5),
+        (Interval(), 0.5),
+        (DateTime(), time_of_day(1, 2, 3)),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_time_is_not_read_as_one(database: Database, sql_type: Any, value: object) -> None:
+    """Servers read dates and durations into amounts, and MariaDB a date into the time of day."""
+    table = _numbered("times", Column("value", sql_type))
+    assert _process(database, table, [None, value]) == BatchResult(1, 1, 0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("sql_type", "text"),
+    [
+        (DateTime(), "10:11:12"),
+        (DateTime(), "1101010101"),
+        (_MICROSECONDS, "20-1-2"),
+        (Date(), "10:11:12"),
+        (Time(), "130"),
+    ],
+    ids=str,
+)
+def test_text_is_not_read_as_another_time_by_mariadb(mariadb_url: str, sql_type: Any, text: str) -> None:
+    """It takes any separators and most numbers of digits."""
+    with Database.open(mariadb_url) as database:
+        table = _numbered("times", Column("value", sql_type))
+        assert _process(database, table, [None, text]) == BatchResult(1, 1, 0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("sql_type", "text", "expected"),
+    [
+        (DateTime(), "2026-07-01 10:11:12", datetime(2026, 7, 1, 10, 11, 12)),  # noqa: DTZ001
+        (DateTime(), "2026-07-01", datetime(2026, 7, 1)),  # noqa: DTZ001
+        (Date(), "2026-07-01", date(2026, 7, 1)),
+        (Date(), "20260701", date(2026, 7, 1)),
+        (Time(), "10:11:12", time_of_day(10, 11, 12)),
+        (Time(), "101112", time_of_day(10, 11, 12)),
+    ],
+    ids=str,
+)
+def test_times_may_be_text(server_url: str, sql_type: Any, text: str, expected: object) -> None:
+    """As servers read it; SQLite has no times of its own, so SQLAlchemy takes only Python's."""
+    with Database.open(server_url) as database:
+        table = _numbered("times", Column("value", sql_type))
+        assert _process(database, table, [text]) == BatchResult(1, 0, 0, 0, 1)
+        with database.read() as connection:
+            assert connection.execute(select(table.c.value)).scalar_one() == expected
+
+
 class _Colour(enum.Enum):
     RED = 1
 
@@ -186,6 +269,8 @@ class _Shelf(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: object) -> str | None:
+        if value == "large":
+            return str(bytes(1 << 60))
         return None if value is None else {"a": "1"}[value]
 
 
@@ -212,8 +297,9 @@ def _numbered(name: str, *more: Any) -> Table:
         (Enum("red", "green", name="colour", validate_strings=True), ["red", "blue", "green"], "blue"),
         (Enum(_Colour), [_Colour.RED, 5, None], "5"),
         (_Shelf(), ["a", "b", "a"], "b"),
+        (_Shelf(), ["a", "large", "a"], "MemoryError"),
     ],
-    ids=["enum", "enum class", "type of a user's"],
+    ids=["enum", "enum class", "type of a user's", "memory"],
 )
 def test_a_value_that_its_type_refuses_is_its_events_fault(
     database: Database, column_type: Any, found: list[object], words: str

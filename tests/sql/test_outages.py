@@ -320,7 +320,7 @@ def test_the_budget_is_of_any_minute() -> None:
 
 _LIMITED = """
 import mmap, resource
-from tidegate.sql.handlers.outages import is_memory_short
+from tidegate.sql.core.memory import is_memory_short
 
 held = mmap.mmap(-1, 1 << 30)
 with open("/proc/self/statm") as found:

@@ -2,15 +2,18 @@
 
 COPY is stricter than INSERT: it refuses ``5.0`` and ``t`` for an integer; MariaDB would round ``5.7``. A time
 without a zone would depend on the server's setting; one with a zone would lose it in a column without zones.
-SQLAlchemy's own processors run afterwards.
+MariaDB's driver would make five zero bytes of the number 5, and the server a date of an amount; what a column
+cannot hold is refused instead. SQLAlchemy's own processors run afterwards.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
+from types import NoneType
 from typing import Any, Final
 from uuid import UUID
 
@@ -20,6 +23,7 @@ from sqlalchemy.types import TypeEngine
 from tidegate.model.errors import text_of
 from tidegate.sql.core.dialects import DIALECTS
 from tidegate.sql.core.dialects.base import IntegerRule
+from tidegate.sql.core.memory import is_memory_short
 
 Column = Sequence[object]
 Preparation = Callable[[Column], Column]
@@ -36,9 +40,54 @@ INTEGERS: Final = (
 )
 TIMES: Final = (types.DateTime, types.TIMESTAMP, types.DATETIME)
 
+_HELD: Final[dict[type, tuple[type, ...]]] = {
+    bytes: (bytes, bytearray, memoryview),
+    datetime: (date, str),  # a datetime is a date
+    date: (date, str),
+    time: (time, datetime, timedelta, str),
+    timedelta: (timedelta, str),
+}
+"""By the Python type of a column: what it can hold. Drivers and servers read meanings into other values:
+lengths, seconds, and times written without separators."""
+
 
 def preparation_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | None:
-    """The conversion that a plain type's values need on this database; None: they need none."""
+    """The check and conversion that a type's values need on this database; None: they need none."""
+    check, convert = _check_of(sql_type.dialect_impl(dialect), dialect), _conversion_of(sql_type, dialect)
+    if check is None or convert is None:
+        return check or convert
+    return lambda values: convert(check(values))
+
+
+def _check_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | None:
+    if isinstance(sql_type, types.TypeDecorator):  # whose own function decides what it takes
+        return None
+    try:
+        held_as = sql_type.python_type
+    except NotImplementedError:
+        return None
+    if held_as not in _HELD:
+        return None
+    return partial(_checked, held_as, DIALECTS[dialect.name].time_forms.get(held_as))
+
+
+def _checked(held_as: type, form: re.Pattern[str] | None, values: Column) -> Column:
+    """The values unchanged. Raises TypeError and ValueError.
+
+    form: matches the beginning of strings that the column can hold; None: any.
+    """
+    kinds = set(map(type, values))
+    for kind in kinds:
+        if kind is not NoneType and not issubclass(kind, _HELD[held_as]):
+            raise TypeError(f"a column of {held_as.__name__} cannot hold {kind.__name__}")
+    if form is not None and any(issubclass(kind, str) for kind in kinds):
+        for value in values:
+            if isinstance(value, str) and not form.match(value):
+                raise ValueError(f"{value[:80]!r} is not a {held_as.__name__} in ISO 8601")
+    return values
+
+
+def _conversion_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | None:
     if sql_type._variant_mapping:  # another type on one of the databases: the user's own choice
         return None
     ours = DIALECTS[dialect.name]
@@ -63,9 +112,9 @@ def processor_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | N
 def _processed(process: Processor, values: Column) -> Column:
     try:
         return list(map(process, values))
-    except MemoryError:
-        raise
     except Exception as error:
+        if isinstance(error, MemoryError) and is_memory_short():
+            raise
         words = f"({type(error).__name__}) {text_of(error)}"
         raise exc.StatementError(words, None, None, error, hide_parameters=True) from error
 

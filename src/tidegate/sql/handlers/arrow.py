@@ -22,6 +22,7 @@ from tidegate.columns.valid import valid_text
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.arrow_rows import ArrowRows, SequenceNumbers
 from tidegate.sql.core.halving import failures_of
+from tidegate.sql.core.memory import is_memory_short
 from tidegate.sql.core.row_groups import required_columns
 from tidegate.sql.core.values import encoded_form_of
 from tidegate.sql.handlers.batches import (
@@ -34,7 +35,6 @@ from tidegate.sql.handlers.batches import (
     BatchResultError,
     TransformationError,
 )
-from tidegate.sql.handlers.outages import is_memory_short
 from tidegate.wire.event_texts import EventTexts, decode_whole, property_of
 
 _UNDECODED_COLUMNS = frozenset({"partition", "offset", "sequenceNumber", "enqueuedTime"})

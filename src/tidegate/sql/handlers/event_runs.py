@@ -24,12 +24,13 @@ from tidegate.processor.handlers import PartitionContext
 from tidegate.sql.core.dialects.base import ErrorKind
 from tidegate.sql.core.failures import is_environment, is_of, reason_of, translate
 from tidegate.sql.core.halving import failures_of
+from tidegate.sql.core.memory import is_memory_short
 from tidegate.sql.core.parked_keys import KeyOrder
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import NewDeadLetter
 from tidegate.sql.handlers.context import DeadLettered, TransactionCall, TransactionGuard, misused
 from tidegate.sql.handlers.handling import Calls
-from tidegate.sql.handlers.outages import OutageError, OutageWatch, is_memory_short
+from tidegate.sql.handlers.outages import OutageError, OutageWatch
 from tidegate.sql.outbox.writer import Outbox, OutboxWriter
 
 _Outcome = TypeVar("_Outcome")

@@ -15,9 +15,9 @@ from sqlalchemy import Table
 
 from tidegate.model.clock import Clock
 from tidegate.model.events import ReceivedEvent, refuse_undecodable
+from tidegate.sql.core.memory import is_memory_short
 from tidegate.sql.core.values import PartitionRows
 from tidegate.sql.handlers.dataclass_tables import is_row, mapping_of
-from tidegate.sql.handlers.outages import is_memory_short
 from tidegate.sql.handlers.pipeline import Handler, Pipeline
 
 if TYPE_CHECKING:

@@ -2,13 +2,11 @@
 
 An event at fault fails alone. During an outage all fail with the same kind of error, so that kind
 (``FailurePolicy.outage_errors``) is held against an event only if most others succeed.
-Pure, but for ``is_memory_short``.
+Pure.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -21,10 +19,6 @@ _IN_A_ROW: Final = 5
 """As many failing events without a success between them are one as well (our choice): each may have waited
 for a time-out."""
 _WINDOW_S: Final = 60.0
-_ROOM_BYTES_MAX: Final = 1024 * 1024 * 1024
-_ROOM_SHARE: Final = 4
-"""A process that can have 1 GiB at once is not short of memory; if a quarter of its limit of address space
-or of the machine's memory is less, that (our choice: more than a handler needs for an event)."""
 
 
 class OutageError(Exception):
@@ -63,31 +57,6 @@ class OutageWatch:
     def succeeded(self) -> None:
         """Note that an event was processed."""
         self._in_a_row = 0
-
-
-def is_memory_short() -> bool:
-    """Whether this process is at its limit of memory; otherwise a MemoryError is the event's fault.
-
-    A few bytes of an event can ask for terabytes, as the header of a NumPy array does.
-    """
-    try:
-        # Not written to, so it takes some microseconds; Python's allocator would, in its debug mode.
-        with mmap.mmap(-1, _room_bytes()):
-            return False
-    except (MemoryError, OSError):
-        return True
-
-
-def _room_bytes() -> int:
-    try:
-        import resource
-    except ModuleNotFoundError:  # on Windows
-        return _ROOM_BYTES_MAX
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    # Linux refuses at once what is larger than the machine's memory.
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    most = memory if limit == resource.RLIM_INFINITY else min(limit, memory)
-    return min(_ROOM_BYTES_MAX, most // _ROOM_SHARE)
 
 
 class DeadLetterBudget:

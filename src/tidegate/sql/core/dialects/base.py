@@ -7,6 +7,7 @@ database is one more ``SqlDialect``, which has to pass tests/sql/test_conformanc
 from __future__ import annotations
 
 import os
+import re
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -127,6 +128,9 @@ class SqlDialect(ABC):
     time_type: ClassVar[TypeEngine[Any]] = DateTime(timezone=True)
     """Keeps microseconds."""
     integer_rule: ClassVar[IntegerRule]
+    time_forms: ClassVar[Mapping[type, re.Pattern[str]]] = {}
+    """Matches the beginning of strings that mean a ``datetime``, ``date`` or ``time``, where the database
+    would read one from other strings, too; none: it refuses them itself."""
     has_returning: ClassVar[bool] = True
     """Whether INSERT and UPDATE can return rows."""
     has_transactional_ddl: ClassVar[bool] = True

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -46,6 +47,11 @@ _SQL_MODE: Final = (
 )
 _BYTES_MAX: Final = {"TINYTEXT": 255, "TINYBLOB": 255, "TEXT": 65_535, "BLOB": 65_535}
 """Of column types without a length (MariaDB documentation, "Data Types")."""
+_DATE: Final = re.compile(r"\s*[0-9]{4}([^0-9]|[0-9]{4}([^0-9]|$)|[0-9]{10}([^0-9]|$))")
+"""A year of four digits and a separator, or all digits of a date, or of a date and time. Of others MariaDB
+makes a date as well: ``10:11:12`` is in 2010, and a number of ten digits may be."""
+_TIME: Final = re.compile(r"[^:]*:|\s*[0-9]{6}([^0-9]|$)")
+"""With a separator, or with all digits. ``130`` would be 1 minute and 30 seconds."""
 _KEEPALIVES: Final = (
     ("TCP_KEEPIDLE", 10),
     ("TCP_KEEPINTVL", 5),
@@ -97,6 +103,7 @@ class MariadbDialect(SqlDialect):
     has_zones = False
     has_binary_lengths = True
     integer_rule = IntegerRule.CHECKED
+    time_forms: ClassVar[Mapping[type, re.Pattern[str]]] = {datetime: _DATE, date: _DATE, time: _TIME}
     has_returning = False
     has_transactional_ddl = False
     has_parallel_results = False
