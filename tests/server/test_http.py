@@ -915,8 +915,14 @@ async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
             + b"GET / HTTP/1.1\r\n" * 3000,
             20_000,
         ),
+        (
+            b"POST / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 192.0.2.1\r\nContent-Length: 9\r\n"
+            + b"".join(b"X-%d: %0150d\r\n" % (number, number) for number in range(60))
+            + b"\r\n",
+            27_000,
+        ),
     ],
-    ids=["body", "sent ahead"],
+    ids=["body", "sent ahead", "head"],
 )
 async def test_what_waits_for_the_application_counts_as_memory(sent: bytes, size: int) -> None:
     """Protects memory: requests whose answers take long may have bodies that nobody reads. It counts for the

@@ -62,6 +62,8 @@ class RequestParser(h11.Connection):
         super().__init__(h11.SERVER, HEAD_BYTES_MAX)
         self.refusal: tuple[int, str] | None = None
         """Status and text of the answer to what cannot be parsed; None: it is not HTTP."""
+        self.head_bytes = 0
+        """Of the last request: its target and its headers."""
         self.is_held = False
         """Whether to begin no further request: bytes behind the last one wait."""
         self._on_head = on_head
@@ -184,6 +186,7 @@ class RequestParser(h11.Connection):
             self.refuse(414, f"The path and query have more than {TARGET_BYTES_MAX} bytes.")
         if request.target.count(b"&") >= PARAMETERS_MAX:
             self.refuse(400, f"The query has more than {PARAMETERS_MAX} parameters.")
+        self.head_bytes = len(request.target) + sum(len(name) + len(value) for name, value in headers)
         lengths = {name: value for name, value in request.headers if name in LENGTHS}
         if len(lengths) > 1:
             # h11 uses the second; a proxy in front that uses the first would see other requests than

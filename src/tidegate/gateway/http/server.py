@@ -51,6 +51,9 @@ WRITE_TIMEOUT_S: Final = 60.0
 _UNCOUNTED_BYTES: Final = 4096
 """What may wait on a connection without being counted (our choice: most requests have less)."""
 
+_HELD_PER_HEAD_BYTE: Final = 3
+"""Memory that a running request takes for each byte of its head (measured: 2.9, with 90 headers of 16 KB)."""
+
 SHUTDOWN_TIMEOUT_S: Final = 5
 """Time for running requests to end when the service stops; then they are aborted (our choice)."""
 
@@ -220,8 +223,8 @@ class _HttpProtocol(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _waiting: MemoryAccount | None = None
-    """Counts what waits, if it is much: answers for their reader, a body for the application, requests sent
-    ahead, and what TLS keeps."""
+    """Counts what waits, if it is much: answers for their reader, a body for the application, with the head
+    of its request, requests sent ahead, and what TLS keeps."""
     _answer_bytes = 0
     """Of an answer, or a piece of one, that waits until its client has read what was sent before."""
     _unsent_peak = 0
@@ -489,11 +492,13 @@ class _HttpProtocol(H11Protocol):
 
     def _measure_waiting(self) -> int:
         cycle: RequestResponseCycle | None = self.cycle
-        body_bytes = 0 if cycle is None else len(cycle.body)
+        request_bytes = 0 if cycle is None else len(cycle.body)
+        if cycle is not None and not cycle.response_complete:
+            request_bytes += _HELD_PER_HEAD_BYTE * self._parser.head_bytes
         unsent = self.transport.get_write_buffer_size()
         self._unsent_peak = max(unsent, self._unsent_peak) if unsent else 0
         sent_bytes = held_by(self.transport) - unsent + self._unsent_peak
-        return sent_bytes + body_bytes + self._parser.received_bytes + self._answer_bytes
+        return sent_bytes + request_bytes + self._parser.received_bytes + self._answer_bytes
 
     def _end_counting(self) -> None:
         """Close the account for good, with the connection or before it becomes a WebSocket."""
