@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.gateway.support import HOST, Pair
 from tests.support.clocks import SetClock
 
-from tidegate.amqp.events import LinkDetached
+from tidegate.amqp.events import ConnectionFailed, LinkDetached
 from tidegate.amqp.limits import value_bytes
 from tidegate.amqp.link import SenderLink
 from tidegate.amqp.message import Message, encode_message
@@ -21,6 +22,8 @@ from tidegate.amqp.performatives import Accepted, Error, Rejected
 from tidegate.amqp.types import Int, Short, Symbol
 from tidegate.broker import Broker
 from tidegate.gateway.amqp import connection_handler
+from tidegate.gateway.amqp.connection_handler import CANCELLED_AT_ONCE
+from tidegate.model.errors import BrokenError
 from tidegate.server.opening import open_broker
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
 from tidegate.wire.names import (
@@ -167,6 +170,35 @@ async def test_an_attach_ends_with_its_link(
     assert all(task.cancelled() for task in pair.owner.tasks)
     assert pair.held_bytes - before < 16 * 1024
     gc.collect()  # says of a coroutine that it was never awaited
+
+
+async def test_attaches_end_with_their_connection_some_at_a_time(
+    pair: Pair, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects memory and other producers from attaches of clients that have gone, and the event loop, which
+    thousands would hold up that end in one pass."""
+    ended: list[int] = []
+
+    async def wait(producer_id: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(producer_id)
+
+    monkeypatch.setattr(broker.event_hub("hub").partition("0")._log, "producer_state", wait)
+    for number in range(4 * CANCELLED_AT_ONCE):
+        _attach(pair, f"p{number}", producer_id=number)
+    pair.exchange()
+    await asyncio.sleep(0)
+    pair.handler.on_event(ConnectionFailed(BrokenError("It is gone.")))
+    running = [len(pair.owner.tasks)]
+    for _ in range(8):
+        await asyncio.sleep(0)
+        running.append(sum(not task.done() for task in pair.owner.tasks))
+    assert running[-1] == 0
+    assert max(more - fewer for more, fewer in pairwise(running)) == CANCELLED_AT_ONCE
+    assert len(ended) == 16
+    assert pair.held_bytes == 0
 
 
 async def test_an_address_that_attaches_often_leaves_room_for_others(
