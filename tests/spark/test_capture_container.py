@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,73 @@ def test_what_the_process_lacked_once_spoils_no_schema(
     assert _read(data) == [record]
 
 
+def _number(value: int) -> bytes:
+    file = BytesIO()
+    fastavro.schemaless_writer(file, fastavro.parse_schema("long"), value)
+    return file.getvalue()
+
+
+def _bomb(codec: str, count: int, data: bytes, **types: object) -> bytes:
+    """A file of one block, as no writer makes it."""
+    stored = data
+    if codec == "deflate":
+        deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+        stored = deflate.compress(data) + deflate.flush()
+    file = BytesIO()
+    metadata = {"avro.schema": json.dumps(_schema(**types)).encode(), "avro.codec": codec.encode()}
+    fastavro.schemaless_writer(file, {"type": "map", "values": "bytes"}, metadata)
+    sizes = _number(count) + _number(len(stored))
+    return b"Obj\x01" + file.getvalue() + bytes(16) + sizes + stored + bytes(16)
+
+
+_SHORTEST = b"\x02\x021\x142020-01-01\0\0\0"
+"""A record without contents, as bytes."""
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (_bomb("deflate", 100_000, bytes(600_000)), "fewer records than it says"),
+        (_bomb("deflate", 400_000, bytes(8_000_000)), "does not decompress to at most 4,194,304 bytes"),
+        (_bomb("null", 400_000, _SHORTEST * 400_000), "400,000 records of 6 fields"),
+        (
+            _bomb("null", 3_000, _SHORTEST * 3_000, **dict.fromkeys(map(str, range(1_000)), "null")),
+            "of 1,006 f",
+        ),
+        (_bomb("null", 1, _SHORTEST, **dict.fromkeys(map(str, range(9_999)), "null")), "its schema has"),
+    ],
+    ids=["shorter records", "inflated", "records", "fields of records", "fields"],
+)
+def test_a_small_file_of_very_much_is_a_bad_one(data: bytes, words: str) -> None:
+    """A few kilobytes would take gigabytes of a task that skips bad files."""
+    with pytest.raises(CaptureFileError, match=words):
+        _read(data)
+
+
+def test_a_block_of_very_many_events_is_read() -> None:
+    """More than a service writes at once, and compressed as well as equal events are."""
+    for codec in ("null", "deflate"):
+        assert len(_read(_bomb(codec, 200_000, _SHORTEST * 200_000), "SequenceNumber")) == 200_000
+    body = bytes(20_000_000)
+    record = _SHORTEST[:-1] + b"\x02" + _number(len(body)) + body
+    assert _read(_bomb("null", 1, record))[0]["Body"] == body
+
+
+def test_a_lack_of_memory_is_not_the_files_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """skipBadFiles would leave out a good file's events."""
+    data = write_file(tmp_path, _RECORDS).read_bytes()
+    read = fastavro.schemaless_reader
+
+    def fail(file: Any, schema: Any, wanted: Any) -> Any:
+        if isinstance(schema, dict) and schema["type"] == "array":
+            raise MemoryError
+        return read(file, schema, wanted)
+
+    monkeypatch.setattr(fastavro, "schemaless_reader", fail)
+    with pytest.raises(MemoryError):
+        _read(data)
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> CaptureFiles:
     """The files below the test's directory."""
@@ -224,12 +292,6 @@ def test_a_probe_finds_what_a_file_covers(
     found = probe_file(files, file)
     assert found is not None
     assert (found.start_sequence_number, found.until_sequence_number) == (100, 100 + count)
-
-
-def _number(value: int) -> bytes:
-    file = BytesIO()
-    fastavro.schemaless_writer(file, fastavro.parse_schema("long"), value)
-    return file.getvalue()
 
 
 def _block(number: int) -> bytes:

@@ -3,8 +3,9 @@
 Every block is checked (sizes, sync marker, number of records), so a truncated or damaged file is an error
 that names the file, never a short table. (fastavro's ``block_reader`` takes a file cut within a block's count
 for a complete one, and inflates without a limit.) Only a file cut exactly between two blocks looks complete,
-because the format has no end mark. fastavro decodes the header, the numbers and the records. Source: Apache
-Avro 1.12 specification, "Object Container Files" and "Binary Encoding".
+because the format has no end mark. What a block may decode to is bounded, so that a small file takes little
+memory. fastavro decodes the header, the numbers and the records. Source: Apache Avro 1.12 specification,
+"Object Container Files" and "Binary Encoding".
 """
 
 from __future__ import annotations
@@ -37,9 +38,18 @@ _HEADER: Final = fastavro.parse_schema(
     }
 )
 """What follows ``_MAGIC``."""
-_BLOCK_BYTES_MAX: Final = 1 << 30
-"""Our choice: a larger size indicates damage (services write far less than a megabyte)."""
-_RECORD_BYTES_MIN: Final = 6
+_BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Our choice, of stored and of inflated bytes: a larger size indicates damage. Services end a block after
+some 64 KB and an event of at most 20 MB."""
+_INFLATED_BYTES: Final = 4 * 1024 * 1024
+_INFLATED_SHARE_MAX: Final = 100
+"""Our choice: a block that inflates to more than both is not one of events. Deflate can reach 1,000 times."""
+_VALUES_MAX: Final = 2_000_000
+"""Of a block, those that take no bytes included (our choice: 333,333 events; 120 MB without contents)."""
+_RECORD_BYTES_MIN: Final = 12
+"""The shortest time in ISO 8601 has seven characters and its length; four other fields have a byte each."""
+_SCHEMA_BYTES_MAX: Final = 64 * 1024
+"""Our choice: Capture's schema has less than 1 KB."""
 
 Record = dict[str, Any]
 """A record as fastavro returns it: names of ``AVRO_SCHEMA`` → values."""
@@ -84,7 +94,10 @@ def read_header(file: BinaryIO, name: str) -> ContainerHeader:
         raise CaptureFileError(
             f"{name} is compressed with {codec!r}; only null and deflate are supported.", next_step=_SKIP
         )
-    schema_text = metadata.get("avro.schema", b"").decode("utf-8", "replace")
+    encoded_schema = metadata.get("avro.schema", b"")
+    if len(encoded_schema) > _SCHEMA_BYTES_MAX:
+        raise _not_of_capture(name, f"its schema has {len(encoded_schema):,} bytes")
+    schema_text = encoded_schema.decode("utf-8", "replace")
     _check_schema(schema_text, name)
     return ContainerHeader(schema_text, codec, header["sync"])
 
@@ -108,7 +121,9 @@ def decode_records(
     """The records of a block, with at least these fields. Raises CaptureFileError."""
     if count * _RECORD_BYTES_MIN > len(data):
         raise _damaged(name, "a block holds fewer records than it says")
-    written, wanted = _schemas(header.schema_text, fields)
+    written, wanted, field_count = _schemas(header.schema_text, fields)
+    if count * field_count > _VALUES_MAX:
+        raise _damaged(name, f"a block says that it holds {count:,} records of {field_count:,} fields")
     # A block's records plus an array's end mark form an array, so one call decodes them all.
     array = BytesIO()
     if count:
@@ -117,6 +132,8 @@ def decode_records(
     array.seek(0)
     try:
         records = fastavro.schemaless_reader(array, written, wanted)
+    except MemoryError:  # not of a length that the file gives: all of the block is there
+        raise
     except Exception as error:  # fastavro raises IndexError, UnicodeDecodeError, …
         raise _damaged(name, f"a record does not parse ({type(error).__name__}: {error})") from error
     if array.read(1):
@@ -151,13 +168,15 @@ def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
     if header.codec == "null":
         return data
     inflate = zlib.decompressobj(-15)  # a raw stream, by the specification
+    bytes_max = min(_BLOCK_BYTES_MAX, max(_INFLATED_BYTES, _INFLATED_SHARE_MAX * len(data)))
     try:
-        inflated = inflate.decompress(data, _BLOCK_BYTES_MAX)
+        inflated = inflate.decompress(data, bytes_max)
     except zlib.error as error:
         raise _damaged(name, f"a block does not decompress ({error})") from error
     # fastavro writes three bytes of a checksum after the stream, so trailing bytes are ignored.
     if not inflate.eof:
-        raise _damaged(name, "a block does not decompress to its end")
+        what = f"to at most {bytes_max:,} bytes" if len(inflated) == bytes_max else "to its end"
+        raise _damaged(name, f"a block of {len(data):,} bytes does not decompress {what}")
     return inflated
 
 
@@ -165,9 +184,11 @@ def _check_schema(schema_text: str, name: str) -> None:
     try:
         _check_types(schema_text)
     except _NotOfCaptureError as problem:
-        raise CaptureFileError(
-            f"{name} is an Avro file, but not one of Capture: {problem}.", next_step=_SKIP
-        ) from problem
+        raise _not_of_capture(name, str(problem)) from problem
+
+
+def _not_of_capture(name: str, problem: str) -> CaptureFileError:
+    return CaptureFileError(f"{name} is an Avro file, but not one of Capture: {problem}.", next_step=_SKIP)
 
 
 class _NotOfCaptureError(Exception):
@@ -221,15 +242,17 @@ def _types_of(written: object) -> set[str]:
 
 
 @lru_cache(maxsize=64)
-def _schemas(schema_text: str, fields: tuple[str, ...]) -> tuple[Schema, Schema | None]:
-    """The schema of an array of the file's records, and of the requested fields (None: of all).
+def _schemas(schema_text: str, fields: tuple[str, ...]) -> tuple[Schema, Schema | None, int]:
+    """The schema of an array of the file's records, and of the requested fields (None: of all); the number
+    of the records' fields.
 
     All if one of them is a map: given a second schema, fastavro picks the first type of a union that can hold
     a value, and so turns bytes into strings.
     """
     record = _plain_schema(schema_text)
     written = fastavro.parse_schema({"type": "array", "items": record})
+    field_count = len(record["fields"])
     if _MAPS.intersection(fields) or {field["name"] for field in record["fields"]} == set(fields):
-        return written, None
+        return written, None, field_count
     projected = {**record, "fields": [field for field in record["fields"] if field["name"] in fields]}
-    return written, fastavro.parse_schema({"type": "array", "items": projected})
+    return written, fastavro.parse_schema({"type": "array", "items": projected}), field_count
