@@ -270,6 +270,37 @@ def test_a_batch_function_has_its_policy(sqlite_url: str) -> None:
     assert numbers_in(plan) == [*range(7)]
 
 
+@pytest.mark.parametrize(
+    ("is_batch", "action"), [(False, None), (False, FailureAction.STOP), (True, FailureAction.STOP)]
+)
+def test_an_error_that_is_not_an_exception_is_its_events(
+    sqlite_url: str, is_batch: bool, action: FailureAction | None
+) -> None:
+    """As pyo3's PanicException, or the SystemExit of argparse, which would end Spark's worker."""
+
+    def of_event(event: ReceivedEvent) -> dict[str, object]:
+        if event.sequence_number == 7:
+            raise SystemExit(2)
+        return {"number": event.sequence_number}
+
+    def of_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 7 in batch.column(0).to_pylist():
+            raise SystemExit(2)
+        return pa.RecordBatch.from_arrays([batch.column(0)] * 2, names=["sequenceNumber", "number"])
+
+    handler = ArrowHandler(of_batch, ("sequenceNumber",)) if is_batch else of_event
+    plan = plan_of(sqlite_url, handler, None if action is None else FailurePolicy(action))
+    batches = [events_of(plan, "0", range(20))]
+    if action is None:
+        TaskWriter(plan).write(iter(batches))
+        assert numbers_in(plan) == [*range(7), *range(8, 20)]
+        assert dead_numbers(Database.shared(sqlite_url)) == [7]
+    else:
+        with pytest.raises(PartitionStoppedError, match="before event 7"):
+            TaskWriter(plan).write(iter(batches))
+        assert numbers_in(plan) == [*range(7)]
+
+
 def _failing(times: int, error: Callable[[], Exception]) -> Callable[[], int]:
     left = times
 

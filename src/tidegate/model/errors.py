@@ -6,6 +6,7 @@ root.
 
 from __future__ import annotations
 
+import traceback
 from enum import Enum
 from typing import ClassVar, Final
 
@@ -282,3 +283,24 @@ def text_of(error: BaseException) -> str:
         return str(error) or type(error).__name__
     except Exception:  # whatever a user's __str__ raises
         return type(error).__name__
+
+
+def traceback_of(error: BaseException) -> str:
+    """The error with its causes and tracebacks, as Python prints them; without its causes if that raises.
+
+    Python 3.13 raises UnicodeEncodeError when it looks for a name similar to one with a lone surrogate.
+    """
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # whatever a user's exception makes it raise
+        lines = traceback.format_tb(error.__traceback__)
+        return "".join([*lines, f"{type(error).__name__}: {text_of(error)}\n"])
+
+
+def loggable(error: BaseException) -> BaseException | None:
+    """``error`` for ``exc_info``; None if Python cannot format it: the call that logs it might raise."""
+    try:
+        traceback.format_exception(error)
+    except Exception:  # see ``traceback_of``
+        return None
+    return error

@@ -158,7 +158,11 @@ class _Processor:
         """The partition is owned now. What it raises closes the partition; it is tried again later."""
 
     async def process_error(self, context: PartitionContext, error: Exception) -> None:
-        """Something went wrong with this partition; the host then continues, restarts or closes it."""
+        """Something went wrong with this partition; the host then continues, restarts or closes it.
+
+        error: what the handler raised, for example. An error that does not derive from Exception, such as the
+        SystemExit of ``sys.exit``, is the cause of a TidegateError: a handler cannot end its host.
+        """
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:
         """No call follows. With SHUTDOWN a last ``checkpoint`` still counts, except in transactions."""

@@ -19,10 +19,10 @@ class TaskOwner:
     Also an async context manager that closes on exit.
     """
 
-    def __init__(self, name: str, *, on_failure: Callable[[Exception], None] | None = None) -> None:
-        """on_failure: called once, with the first exception that ended a task; None: it is only logged."""
+    def __init__(self, name: str, *, on_failure: Callable[[BaseException], None] | None = None) -> None:
+        """on_failure: called once, with the first error that ended a task; None: it is only logged."""
         self.name = name
-        self.first_failure: Exception | None = None
+        self.first_failure: BaseException | None = None
         self._on_failure = on_failure
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
@@ -74,8 +74,8 @@ class TaskOwner:
         if task.cancelled():
             return
         error = task.exception()
-        if not isinstance(error, Exception):
-            return
+        if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
+            return  # with these, asyncio ends the event loop
         if self.first_failure is not None:
             logger.warning("%s: another task failed after the first: %r", task.get_name(), error)
             return

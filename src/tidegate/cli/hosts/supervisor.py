@@ -80,7 +80,7 @@ class Supervisor:
         """
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def fail(error: Exception) -> None:
+        def fail(error: BaseException) -> None:
             if not failed.done():
                 failed.set_exception(error)
 

@@ -15,7 +15,6 @@ import os
 import shutil
 import sys
 import textwrap
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -29,7 +28,7 @@ import orjson
 
 from tidegate.cli.shell.table import Column, fields, fit, whole
 from tidegate.files import open_private
-from tidegate.model.errors import InvalidArgumentError
+from tidegate.model.errors import InvalidArgumentError, traceback_of
 from tidegate.model.events import VISIBLE_CONTROLS
 from tidegate.model.times import time_text
 from tidegate.transport.clock import SystemClock
@@ -66,7 +65,7 @@ class _LastResort(logging.Handler):
 
 
 def _remark_unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    remark("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
+    remark(traceback_of(error).rstrip("\n"))
 
 
 def guard_standard_error() -> None:

@@ -23,7 +23,7 @@ from tidegate.client import ConnectionOptions, EventHubConsumer, Namespace
 from tidegate.client.namespace import event_hub_of
 from tidegate.model.clock import Clock
 from tidegate.model.connection_string import ConnectionString
-from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError
+from tidegate.model.errors import ClosedError, InvalidArgumentError, TidegateError, loggable
 from tidegate.model.hub_properties import EventHubProperties
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP
 from tidegate.processor.checkpoint import CheckpointManager
@@ -39,6 +39,7 @@ from tidegate.processor.options import EventProcessorOptions, PartitionManagerOp
 from tidegate.processor.pump.pump import PartitionPump
 from tidegate.processor.pump.session import PumpEnvironment
 from tidegate.processor.pump.shared_reads import SharedRead
+from tidegate.processor.raised import as_exception, is_of_call
 from tidegate.processor.registration import Registration, check_registration
 from tidegate.processor.statistics import HostStatistics, HostTotals, PartitionStatistics
 from tidegate.processor.store import EventRelay, ProcessorStore, PublishingStore
@@ -480,11 +481,12 @@ class _HostRun:
             async with asyncio.timeout(self._options.close_timeout_s):
                 await self._pump_tasks.close()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Close the host, and let ``wait`` raise the error."""
         if not self._is_finishing:
-            self._report(error, None)
-            self._begin_end(error)
+            failure = as_exception(error)
+            self._report(failure, None)
+            self._begin_end(failure)
 
     def _note_served(self) -> None:
         self._was_served = True
@@ -510,8 +512,18 @@ class _HostRun:
             return
         try:
             on_exception(error, partition_id)
-        except Exception:  # a user's function may raise anything
-            _logger.exception("on_exception of host %s raised", self._host.host_name)
+        except SystemExit as end:
+            # It ends the program on purpose, also if a session called this, which takes it for a failure.
+            asyncio.get_running_loop().call_soon(_raise, end)
+        except BaseException as second:  # a user's function may raise anything
+            if not is_of_call(second):
+                raise
+            name = self._host.host_name
+            _logger.error("on_exception of host %s raised", name, exc_info=loggable(second))
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _make_host_name(random: random_module.Random) -> str:

@@ -32,6 +32,7 @@ from tidegate.processor.handlers import CloseReason
 from tidegate.processor.lease import Lease
 from tidegate.processor.pump.session import PartitionProgress, PartitionSession, PumpEnvironment
 from tidegate.processor.pump.states import CLOSE_REASONS, PUMP_STEPS, PumpStep
+from tidegate.processor.raised import failure_of_call
 from tidegate.processor.registration import HandlerRefusedError
 from tidegate.processor.statistics import PartitionState, PartitionStatistics
 
@@ -109,6 +110,17 @@ class PartitionPump:
     # --- sessions -----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        try:
+            await self._run_sessions()
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            assert task is not None
+            if task.cancelling():
+                raise
+            # The store's: a task that ends with it counts as ended on purpose, and the lease would be kept.
+            raise _cancelled(self.partition_id, "store") from error
+
+    async def _run_sessions(self) -> None:
         tries = 0
         while self._stop_reason is None:
             session = PartitionSession(self._environment, self._lease, self._progress, self._session_stepped)
@@ -169,7 +181,7 @@ class PartitionPump:
         if not task.done() or self._stop_reason is not None:
             return None, not task.done()
         if task.cancelled():
-            return _cancelled_by_handler(self.partition_id), False
+            return _cancelled(self.partition_id, "handler"), False
         return task.result()[1], False
 
     async def _close(
@@ -249,8 +261,8 @@ class PartitionPump:
             try:
                 # Not cancelled by a stop, because the store might then grant a lease that is never released.
                 lease = await self._reacquire(self.partition_id)
-            except Exception as error:  # as above
-                tries += 1
+            except BaseException as raised:  # as above
+                tries, error = tries + 1, failure_of_call(raised)
                 self._environment.report(error, self.partition_id)
                 await self._unless_stopped(asyncio.sleep(self._environment.restart_delay_s(tries, error)))
                 continue
@@ -281,12 +293,12 @@ async def _as_outcome(work: Coroutine[object, object, T]) -> tuple[T | None, Exc
     """The result of ``work`` or its exception, which the pump handles, not the task's owner."""
     try:
         return await work, None
-    except Exception as error:  # handled by ``_decide_step``, or raised again
-        return None, error
+    except BaseException as error:  # handled by ``_decide_step``, or raised again
+        return None, failure_of_call(error)
 
 
-def _cancelled_by_handler(partition_id: str) -> TidegateError:
+def _cancelled(partition_id: str, by: str) -> TidegateError:
     return TidegateError(
-        f"The processing of partition {partition_id} was cancelled by its own handler.",
-        next_step="Let process_events raise the error instead of CancelledError.",
+        f"The processing of partition {partition_id} was cancelled by its own {by}.",
+        next_step=f"Let the {by} raise its error instead of CancelledError.",
     )

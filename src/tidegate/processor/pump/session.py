@@ -40,6 +40,7 @@ from tidegate.model.errors import (
     PositionOutOfRangeError,
     StoreError,
     TidegateError,
+    loggable,
 )
 from tidegate.model.events import ReceivedEvent
 from tidegate.model.position import EventPosition
@@ -66,6 +67,7 @@ from tidegate.processor.pump.starting import (
     refused_position,
 )
 from tidegate.processor.pump.states import PumpStep
+from tidegate.processor.raised import failure_of_call
 from tidegate.processor.registration import Processor, Registration
 from tidegate.processor.statistics import HostTotals
 from tidegate.processor.store import TransactionalStore
@@ -416,11 +418,12 @@ class PartitionSession:
                 raise
             except _ENDS_SESSION:
                 raise
-            except Exception as error:  # whatever a handler raises, its batch is delivered again
-                if isinstance(error, PartitionPausedError):
-                    events = self._note_processed(events, error.next_sequence_number)
+            except BaseException as raised:  # whatever a handler raises, its batch is delivered again
+                failure = failure_of_call(raised)
+                if isinstance(failure, PartitionPausedError):
+                    events = self._note_processed(events, failure.next_sequence_number)
                 tries += 1
-                await self._after_failure(error, tries)
+                await self._after_failure(failure, tries)
             else:
                 events = self._note_processed(events, until)
                 is_done = not events
@@ -444,7 +447,7 @@ class PartitionSession:
             environment.group,
             type(error).__name__,
             error,
-            exc_info=error if tries == 1 else None,
+            exc_info=loggable(error) if tries == 1 else None,
         )
         if environment.registration.is_transactional and isinstance(error, (DatabaseError, StoreError)):
             environment.report(error, self.partition_id)
@@ -533,8 +536,8 @@ class PartitionSession:
             return
         try:
             await self._processor.process_error(self._context, error)
-        except Exception as second:  # a user's code may raise anything; the first error is handled anyway
-            self._environment.report(second, self.partition_id)
+        except BaseException as second:  # a user's code may raise anything; the first error is handled anyway
+            self._environment.report(failure_of_call(second), self.partition_id)
 
     async def close(self, reason: CloseReason, error: Exception | None) -> None:
         """Pass ``error`` to the processor and close it; its own errors are only reported.
@@ -557,8 +560,8 @@ class PartitionSession:
             if reason is CloseReason.OWNERSHIP_LOST:
                 context.end(reason)
             await self._processor.close(context, reason)
-        except Exception as second:  # a user's code may raise anything; the partition is closed anyway
-            self._environment.report(second, self.partition_id)
+        except BaseException as second:  # a user's code may raise anything; the partition is closed anyway
+            self._environment.report(failure_of_call(second), self.partition_id)
         finally:
             context.end(reason)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 
 from tidegate.processor.checkpoint import ProcessorCheckpoint
+from tidegate.processor.raised import failure_of_call
 from tidegate.transport.tasks import TaskOwner
 
 T = TypeVar("T")
@@ -36,8 +37,8 @@ class SharedRead(Generic[T]):
         self._gathering = None
         try:
             return await self._ask()
-        except Exception as error:  # raised to the callers, not to the task's owner
-            return error
+        except BaseException as error:  # raised to the callers, not to the task's owner
+            return failure_of_call(error)
 
 
 CheckpointReads = SharedRead[Mapping[str, ProcessorCheckpoint]]

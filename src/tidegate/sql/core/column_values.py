@@ -23,7 +23,7 @@ from sqlalchemy.types import TypeEngine
 from tidegate.model.errors import text_of
 from tidegate.sql.core.dialects import DIALECTS
 from tidegate.sql.core.dialects.base import IntegerRule
-from tidegate.sql.core.memory import is_memory_short
+from tidegate.sql.core.memory import is_of_event
 
 Column = Sequence[object]
 Preparation = Callable[[Column], Column]
@@ -112,8 +112,8 @@ def processor_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | N
 def _processed(process: Processor, values: Column) -> Column:
     try:
         return list(map(process, values))
-    except Exception as error:
-        if isinstance(error, MemoryError) and is_memory_short():
+    except BaseException as error:
+        if not is_of_event(error):
             raise
         words = f"({type(error).__name__}) {text_of(error)}"
         raise exc.StatementError(words, None, None, error, hide_parameters=True) from error

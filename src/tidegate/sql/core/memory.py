@@ -1,4 +1,5 @@
-"""Whose fault a MemoryError is: the event's, or that of a process at its limit. It asks the system."""
+"""Whose fault an error is: the event's, or that of a process that is ended or at its limit of memory. It asks
+the system."""
 
 from __future__ import annotations
 
@@ -6,10 +7,17 @@ import mmap
 import os
 from typing import Final
 
+from tidegate.processor.raised import is_of_call
+
 _ROOM_BYTES_MAX: Final = 1024 * 1024 * 1024
 _ROOM_SHARE: Final = 4
 """A process that can have 1 GiB at once is not short of memory; if a quarter of its limit of address space
 or of the machine's memory is less, that (our choice: more than a handler needs for an event)."""
+
+
+def is_of_event(error: BaseException) -> bool:
+    """Whether what a user's code raises for an event may be that event's fault."""
+    return is_of_call(error) and not (isinstance(error, MemoryError) and is_memory_short())
 
 
 def is_memory_short() -> bool:

@@ -5,7 +5,6 @@ It touches no database; every module of the package may import it.
 
 from __future__ import annotations
 
-import traceback as traceback_module
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final, Protocol, Self
 
-from tidegate.model.errors import InvalidArgumentError, text_of
+from tidegate.model.errors import InvalidArgumentError, text_of, traceback_of
 from tidegate.model.events import EventData, ReceivedEvent
 from tidegate.model.limits import DEFAULT_CONSUMER_GROUP, spelled_group
 from tidegate.model.position import parse_time
@@ -133,7 +132,7 @@ class NewDeadLetter:
         error_type, traceback = error_type or type(error).__name__, ""
         # A reason that a function returned was never raised.
         if isinstance(error, BaseException) and error.__traceback__ is not None:
-            traceback = "".join(traceback_module.format_exception(error))
+            traceback = traceback_of(error)
         return cls(
             sequence_number,
             place.offset,

@@ -22,7 +22,7 @@ from tidegate.columns.valid import valid_text
 from tidegate.model.events import ReceivedEvent
 from tidegate.sql.core.arrow_rows import ArrowRows, SequenceNumbers
 from tidegate.sql.core.halving import failures_of
-from tidegate.sql.core.memory import is_memory_short
+from tidegate.sql.core.memory import is_of_event
 from tidegate.sql.core.row_groups import required_columns
 from tidegate.sql.core.values import encoded_form_of
 from tidegate.sql.handlers.batches import (
@@ -83,8 +83,8 @@ def run_batch_handler(
             result = _call(handler, given.slice(low, until - low))
         except BatchResultError:
             raise
-        except Exception as error:  # whatever a user's function raises, the other events continue
-            if isinstance(error, MemoryError) and is_memory_short():
+        except BaseException as error:  # whatever a user's function raises, the other events continue
+            if not is_of_event(error):
                 raise
             if on_failure is not None:
                 on_failure(error, until - low)

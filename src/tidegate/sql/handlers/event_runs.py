@@ -10,7 +10,6 @@ call. An error of the database itself is not an event's fault and ends the run.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -18,13 +17,13 @@ from typing import TypeVar
 from sqlalchemy import NestedTransaction
 from sqlalchemy import exc as sqlalchemy_errors
 
-from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, PartitionPausedError
+from tidegate.model.errors import DatabaseError, DatabaseUnavailableError, PartitionPausedError, traceback_of
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor.handlers import PartitionContext
 from tidegate.sql.core.dialects.base import ErrorKind
 from tidegate.sql.core.failures import is_environment, is_of, reason_of, translate
 from tidegate.sql.core.halving import failures_of
-from tidegate.sql.core.memory import is_memory_short
+from tidegate.sql.core.memory import is_of_event
 from tidegate.sql.core.parked_keys import KeyOrder
 from tidegate.sql.core.unit_of_work import RowsRefusedError, UnitOfWork
 from tidegate.sql.core.values import NewDeadLetter
@@ -240,8 +239,8 @@ class EventRun:
         except EventsFailedError:
             self._undo(savepoint)
             raise
-        except Exception as error:  # whatever a user's handler raises
-            if isinstance(error, MemoryError) and is_memory_short():
+        except BaseException as error:  # whatever a user's handler raises
+            if not is_of_event(error):
                 raise
             self._raise_if_environment(error)
             if self._outages is not None:
@@ -297,7 +296,7 @@ class EventRun:
         letter = NewDeadLetter.from_exception(event, reason, is_payload_copied=self._is_payload_copied)
         if not isinstance(error, RowsRefusedError):
             # The handler's own statement failed: show where it was run.
-            letter = replace(letter, traceback="".join(traceback.format_exception(error)))
+            letter = replace(letter, traceback=traceback_of(error))
         self._dead_letter(event, DeadLettered(letter, reason, is_failure=True))
 
     def _dead_letter(self, event: ReceivedEvent, dead_lettered: DeadLettered) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Table
 
 from tidegate.model.clock import Clock
 from tidegate.model.events import ReceivedEvent, refuse_undecodable
-from tidegate.sql.core.memory import is_memory_short
+from tidegate.sql.core.memory import is_of_event
 from tidegate.sql.core.values import PartitionRows
 from tidegate.sql.handlers.dataclass_tables import is_row, mapping_of
 from tidegate.sql.handlers.pipeline import Handler, Pipeline
@@ -95,8 +95,8 @@ def handle_events(
             if type(result) is dict and shapes.add_like_last(event.sequence_number, result):
                 continue
             shapes.add(event.sequence_number, _rows_of(result))
-        except Exception as error:  # whatever a user's handler raises, the others continue
-            if isinstance(error, MemoryError) and is_memory_short():
+        except BaseException as error:  # whatever a user's handler raises, the others continue
+            if not is_of_event(error):
                 raise
             if on_failure is not None:
                 on_failure(error, 1)
