@@ -70,7 +70,7 @@ from tidegate.sql import (
     process_partition_batch,
 )
 from tidegate.sql.commit.transactions import SqlTransactions
-from tidegate.sql.handlers import outages
+from tidegate.sql.core import memory
 
 STOP = FailurePolicy(FailureAction.STOP)
 PARK = FailurePolicy(FailureAction.PARK_KEY)
@@ -609,7 +609,7 @@ def test_some_errors_are_no_dead_letters(
     base: Database, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process is in trouble, not the event: everything is rolled back and the error comes through."""
-    monkeypatch.setattr(outages, "_room_bytes", lambda: sys.maxsize // 2)  # more than any machine has
+    monkeypatch.setattr(memory, "_room_bytes", lambda: sys.maxsize // 2)  # more than any machine has
 
     def fail(context: TransactionContext, events: Sequence[ReceivedEvent]) -> None:
         write_effects(context, events)
