@@ -70,6 +70,12 @@ def _bytes(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
+def _uuid(value: object) -> PropertyValue:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not of the type uuid")
+    return UUID(value)
+
+
 def _time(value: str | int) -> PropertyValue:
     """An integer: milliseconds since 1970, of a time that datetime cannot hold."""
     return datetime.fromisoformat(value) if isinstance(value, str) else _encoded(amqp.Timestamp)(value)
@@ -81,7 +87,7 @@ _PARSERS: Final[Mapping[str, Callable[[Any], PropertyValue]]] = {
     "binary": _bytes,
     "decimal": lambda text: _encoded(amqp.Decimal)(_bytes(text)),
     "timestamp": _time,
-    "uuid": UUID,
+    "uuid": _uuid,
     "double": float,
 }
 
