@@ -138,7 +138,10 @@ def test_a_property_keeps_its_amqp_type(value: object, kind: str | None) -> None
         ('{"properties": {"a": []}, "body": ""}', "must be a string, a number"),
         ('{"properties": [1], "body": ""}', "must be objects"),
         ('{"properties": {"a": "x"}, "property_types": {"a": "uuid"}, "body": ""}', "not of its type"),
-        ('{"properties": {"a": 5}, "property_types": {"a": "uuid"}, "body": ""}', "5 is not of the type uuid"),
+        (
+            '{"properties": {"a": 5}, "property_types": {"a": "uuid"}, "body": ""}',
+            "5 is not of the type uuid",
+        ),
         ('{"properties": {"a": "x"}, "property_types": {"a": "no"}, "body": ""}', "not of its type"),
         ('{"properties": {"a": 300}, "property_types": {"a": "ubyte"}, "body": ""}', "not of its type"),
         (

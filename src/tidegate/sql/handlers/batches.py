@@ -99,6 +99,11 @@ class PandasHandler(_BatchFunction):
 
     ``properties`` and ``systemProperties`` are dicts, ``enqueuedTime`` is in UTC. The index of the result is
     ignored, and NaN, NaT and None all become NULL.
+
+    If the columns come from the bodies, as in ``pandas.DataFrame([json.loads(body) …])``, senders choose
+    them: they can fill any column of the table, and an unknown name or a list can stop the partition. So name
+    the columns, for example with ``frame.reindex(columns=["device", "celsius"])``, and set their types; a
+    function that raises for a body makes only that event a dead letter.
     """
 
     function: PandasFunction
