@@ -119,7 +119,7 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._on_ended = on_ended
         self._socket: asyncio.Transport | None = None
         self._protocol: _Inner | None = None
-        """None during the handshake."""
+        """None during the handshake, and after the end."""
         self._handshake_timeout_s = handshake_timeout_s
         self._handshake_deadline: asyncio.TimerHandle | None = None
         self._connected_at = 0.0
@@ -173,8 +173,9 @@ class TlsServerConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._end_handshake()
         if self._on_ended is not None:
             self._on_ended()
-        if self._protocol is not None:
-            self._protocol.connection_lost(exc)
+        protocol, self._protocol = self._protocol, None  # break the reference cycle
+        if protocol is not None:
+            protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
         if self._protocol is not None:

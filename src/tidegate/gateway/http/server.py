@@ -254,6 +254,7 @@ class _HttpProtocol(H11Protocol):
         self._unset_keepalive_if_required()  # uvicorn leaves it where a client resets the connection
         self.ticket.end()
         super().connection_lost(exc)
+        self.loop.call_soon(self._let_go)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -366,7 +367,7 @@ class _HttpProtocol(H11Protocol):
         self.loop.call_soon(self._let_go)  # what called this still needs it
 
     def _let_go(self) -> None:
-        """Break the reference cycles after an upgrade: its head is freed now, not in a full collection."""
+        """Break the reference cycles: what was received is freed now, not in a full collection."""
         self._share.close()
         del self.app, self.conn, self._parser, self.cycle
 
