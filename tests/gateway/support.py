@@ -22,6 +22,7 @@ from tidegate.model.sas import make_sas_token
 from tidegate.transport.driver import AmqpDriver
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork
+from tidegate.transport.tasks import Cancellations
 from tidegate.wire.cbs import SAS_TOKEN_TYPE, PutToken, put_token_request
 from tidegate.wire.request_response import Response
 
@@ -41,6 +42,7 @@ class FakeOwner:
         self.idle_limits = idle_limits
         self.budget = MemoryBudget(1 << 40)
         self.sliced_work = SlicedWork(None, self.budget)
+        self.cancellations = Cancellations()
         self.management = ManagementService(broker, self.sliced_work)
         self.unacknowledged_bytes = 0
         self.ended: list[ConnectionHandler] = []

@@ -22,9 +22,9 @@ from tidegate.amqp.performatives import Accepted, Error, Rejected
 from tidegate.amqp.types import Int, Short, Symbol
 from tidegate.broker import Broker
 from tidegate.gateway.amqp import connection_handler
-from tidegate.gateway.amqp.connection_handler import CANCELLED_AT_ONCE
 from tidegate.model.errors import BrokenError
 from tidegate.server.opening import open_broker
+from tidegate.transport.tasks import CANCELLED_AT_ONCE
 from tidegate.wire.batch import BATCH_MESSAGE_FORMAT, batch_envelope, iter_events, wrap_event
 from tidegate.wire.names import (
     IDEMPOTENT_PRODUCER_CAPABILITY,

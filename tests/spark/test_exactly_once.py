@@ -114,8 +114,8 @@ def sqlite_run(spark: SparkSession, hub_service: HubService, sqlite_url: str, tm
     return _Run(spark, hub_service, sqlite_url, tmp_path)
 
 
-class _TaskError(BaseException):
-    """Not of a kind that becomes a dead letter."""
+class _TaskError(KeyboardInterrupt):
+    """Of the only kind that a handler can raise and that becomes no dead letter: an interruption."""
 
 
 class _Unlucky:

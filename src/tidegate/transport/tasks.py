@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+CANCELLED_AT_ONCE: Final = 50
+"""Tasks that are cancelled in one pass of the event loop: 1 ms (4,500 attaches took 52; our choice)."""
+
+
+class Cancellations:
+    """Cancels tasks, of thousands some in each pass of the event loop, in which each of them ends."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[asyncio.Task[Any]] = deque()
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Cancel a task soon."""
+        self._tasks.append(task)
+        if len(self._tasks) == 1:
+            asyncio.get_running_loop().call_soon(self._cancel_some)
+
+    def _cancel_some(self) -> None:
+        for _ in range(min(CANCELLED_AT_ONCE, len(self._tasks))):
+            self._tasks.popleft().cancel()
+        if self._tasks:
+            asyncio.get_running_loop().call_soon(self._cancel_some)
 
 
 class TaskOwner:

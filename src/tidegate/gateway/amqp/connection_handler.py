@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -51,6 +50,7 @@ from tidegate.transport.driver import AmqpDriver
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.peers import address_in, site_in
 from tidegate.transport.sliced_work import SlicedWork
+from tidegate.transport.tasks import Cancellations
 from tidegate.wire.conditions import error_description, to_amqp_error
 from tidegate.wire.names import TRACKING_ID
 
@@ -73,9 +73,6 @@ _JUDGED_AT_ONCE = 50
 _TOLD_AT_ONCE = 20
 """Links that are checked again, and links that are detached, in one turn: less than 1 ms (our choice)."""
 
-CANCELLED_AT_ONCE = 50
-"""Attaches that end in one pass of the event loop: less than 1 ms (4,500 took 52; our choice)."""
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -92,6 +89,8 @@ class ConnectionOwner(Protocol):
     """Counts memory held for clients."""
     sliced_work: SlicedWork
     """Runs long work of all clients."""
+    cancellations: Cancellations
+    """Ends the attaches whose links have ended."""
     idle_limits: IdleLimits
     """How long a connection may be unused."""
 
@@ -131,8 +130,6 @@ class ConnectionHandler:
         self._nodes: dict[Link, LinkNode] = {}
         self._attaching: dict[Link, asyncio.Task[None]] = {}
         """Links whose attach waits for the log, and what waits."""
-        self._given_up: deque[asyncio.Task[None]] = deque()
-        """Attaches to cancel, because their links have ended."""
         self._unanswered: dict[Link, tuple[Attach, OpenedNode | Exception, int]] = {}
         """Links whose attach has waited, with the answer to it and the bytes that it holds: a client chooses
         how much an answer costs, and the log ends many waits at once."""
@@ -431,19 +428,6 @@ class ConnectionHandler:
         else:
             self._accept(link, attach, opened)
 
-    def _cancel_soon(self, attaching: asyncio.Task[None]) -> None:
-        """End an attach, behind which others wait for the log; of thousands, some in each pass of the event
-        loop, in which each of them ends."""
-        self._given_up.append(attaching)
-        if len(self._given_up) == 1:
-            asyncio.get_running_loop().call_soon(self._cancel_some)
-
-    def _cancel_some(self) -> None:
-        for _ in range(min(CANCELLED_AT_ONCE, len(self._given_up))):
-            self._given_up.popleft().cancel()
-        if self._given_up:
-            asyncio.get_running_loop().call_soon(self._cancel_some)
-
     def _give_up(self, opened: OpenedNode | Exception, held_bytes: int) -> None:
         self.add_held(-held_bytes)
         if isinstance(opened, OpenedNode):
@@ -493,7 +477,7 @@ class ConnectionHandler:
 
     def _drop(self, link: Link) -> None:
         if (attaching := self._attaching.pop(link, None)) is not None:
-            self._cancel_soon(attaching)
+            self._owner.cancellations.add(attaching)  # others wait behind it for the log
         if link in self._unanswered:
             _, opened, held_bytes = self._unanswered.pop(link)
             self._give_up(opened, held_bytes)

@@ -30,7 +30,7 @@ from tidegate.transport.driver import AmqpDriver, AmqpServer, EventHandler
 from tidegate.transport.memory import MemoryBudget
 from tidegate.transport.sliced_work import SlicedWork, Visits
 from tidegate.transport.streams import ByteStream, StreamReceiver
-from tidegate.transport.tasks import TaskOwner
+from tidegate.transport.tasks import Cancellations, TaskOwner
 
 _PEER_LIMITS = PeerLimits(
     performative_bytes_max=16 * 1024, partial_bytes_max=4 * EVENT_BYTES_MAX, links_max=5000
@@ -84,6 +84,7 @@ class AmqpGateway:
         self._connection_unacknowledged_bytes_max = unacknowledged_bytes_max
         self._unacknowledged_bytes = 0
         self._tasks = TaskOwner("AMQP gateway")
+        self.cancellations = Cancellations()
         configuration = ConnectionConfiguration(
             container_id=f"tidegate-{uuid.uuid4().hex}",
             # Twice the largest batch, for what a client wraps around it.
