@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from array import array
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from tidegate.broker import AppendResult, Broker, Partition, ProducerHandle
+from tidegate.broker import AppendResult, Broker, Partition, ProducerHandle, producers
 from tidegate.broker.producers import LINKS_MAX, ProducerRegistry
 from tidegate.model.errors import InvalidArgumentError, OutOfOrderSequenceError, ProducerEpochStolenError
 from tidegate.server.opening import open_broker
@@ -199,6 +200,37 @@ async def test_parties_take_turns_at_a_slow_log(tmp_path: Path) -> None:
     await asyncio.gather(*more)
     await tasks.close()
     await manager.close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_partys_places_are_neither_lost_nor_given_twice(seed: int) -> None:
+    """Whenever those that wait for one, have just got one, or hold one are cancelled."""
+    random, asking = Random(seed), producers._Asking()
+    inside = served = 0
+
+    async def ask() -> None:
+        nonlocal inside, served
+        async with asking:
+            inside += 1
+            assert inside <= producers._ASKING_MAX
+            try:
+                for _ in range(random.randrange(4)):
+                    await asyncio.sleep(0)
+                served += 1
+            finally:
+                inside -= 1
+
+    tasks: list[asyncio.Task[None]] = []
+    async with TaskOwner("asking") as owner:
+        for _ in range(40):
+            tasks += [owner.start(ask(), name="ask") for _ in range(random.randrange(12))]
+            for gone in random.sample(tasks, min(len(tasks), random.randrange(8))):
+                gone.cancel()
+            await asyncio.sleep(0)
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert served == sum(end is None for end in ends) > 0
+    assert not [end for end in ends if isinstance(end, Exception)]
+    assert (asking._free, len(asking._waiting)) == (producers._ASKING_MAX, 0)
 
 
 @pytest.mark.parametrize(

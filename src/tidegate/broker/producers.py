@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Final
 from weakref import WeakValueDictionary
@@ -97,6 +98,40 @@ class ProducerHandle:
         return f"<ProducerHandle {self.producer_id} epoch={self.epoch} {state}>"
 
 
+class _Asking:
+    """What one party has left of ``_ASKING_MAX``: a semaphore in order of arrival, which a waiter leaves in
+    constant time (asyncio's looks through all others: 33 ms for 50 of 31,500)."""
+
+    def __init__(self) -> None:
+        self._free = _ASKING_MAX
+        self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+
+    async def __aenter__(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[place] = None
+        try:
+            await place
+        except BaseException:
+            self._waiting.pop(place, None)
+            if not place.cancelled():  # it was given, and then the waiter was cancelled
+                self._give_place()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._give_place()
+
+    def _give_place(self) -> None:
+        while self._waiting:
+            place, _ = self._waiting.popitem(last=False)
+            if not place.done():  # else its waiter has been cancelled, and has not run since
+                place.set_result(None)
+                return
+        self._free += 1
+
+
 class ProducerRegistry:
     """The idempotent producers attached to one partition."""
 
@@ -104,7 +139,7 @@ class ProducerRegistry:
         """log: of the partition, which remembers producers."""
         self._log = log
         self._attached: dict[int, list[ProducerHandle]] = {}
-        self._asking: WeakValueDictionary[Hashable, asyncio.Semaphore] = WeakValueDictionary()
+        self._asking: WeakValueDictionary[Hashable, _Asking] = WeakValueDictionary()
         """What each party has left of ``_ASKING_MAX``, while producers of it attach."""
 
     async def open(
@@ -125,7 +160,7 @@ class ProducerRegistry:
         self._make_room(producer_id)
         handle = ProducerHandle(self, producer_id, epoch or 0, on_stolen)
         self._attached.setdefault(producer_id, []).append(handle)
-        asking = self._asking.setdefault(party, asyncio.Semaphore(_ASKING_MAX))
+        asking = self._asking.setdefault(party, _Asking())
         try:
             async with asking:
                 state = await self._log.producer_state(producer_id)
