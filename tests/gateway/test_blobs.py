@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.client import HTTPConnection
 from itertools import count, repeat
 from pathlib import Path
+from socket import create_connection
 from typing import Any
 from urllib.parse import quote, urlencode
 from xml.etree import ElementTree
@@ -471,6 +473,34 @@ def test_wrong_keys_of_one_hub_hold_up_no_other(monkeypatch: pytest.MonkeyPatch)
             answer = BlobClient(alpha.address, account, root.key).ask("GET", "/x", {"restype": "container"})
             assert (answer.status, answer.code) == (503, "ServerBusy")
         assert _is_open(beta)
+
+
+def test_wrong_signatures_in_urls_hold_up_only_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of another site can have a visitor's browser send them: names of accounts it makes up, too."""
+    monkeypatch.setattr(attempts, "FREE_FAILURES", 0)
+    monkeypatch.setattr(attempts, "DELAY_S_FIRST", 60.0)
+    monkeypatch.setattr(attempts, "DELAY_S_MAX", 60.0)
+    monkeypatch.setattr(attempts, "WAITING_MAX", 3)
+    with HubService(is_http_used=True) as service, ExitStack() as stack:
+        service.call(lambda server: server.broker.create_event_hub("alpha", partition_count=1))
+        root = client_of(service, None)
+        hub_key = service.ask(lambda server: server.broker.policy(None, ROOT_POLICY_NAME)).key
+        hub = BlobClient(root.address, "alpha.blob", account_key(hub_key))
+        right = _service_sas(hub, "/x")
+        assert hub.send("GET", "/alpha.blob/x/b", right).status == 404
+        host, _, port = root.address.rpartition(":")
+        wrong = urlencode({**right, "sig": "AAAA"})
+        for number in range(10):
+            page = stack.enter_context(create_connection((host, int(port))))
+            account = "alpha.blob" if number < 3 else f"a{number}.blob"
+            page.sendall(f"GET /{account}/x/b?{wrong} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            while service.ask(lambda server: server.broker.key_guard.failures(Door.HTTP)) <= number:
+                time.sleep(0.01)
+        assert hub.send("GET", "/alpha.blob/x/b", right).status == 503
+        assert _is_open(root)
+        assert _is_open(hub)
+        assert not service.ask(lambda server: len(server.broker.key_guard._attempts))
+        service.stop()
 
 
 def test_the_development_account_does_not_fill_the_audit_trail(service: HubService) -> None:

@@ -32,6 +32,9 @@ class KeyGuard:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._attempts = FailedAttempts()
+        self._attempts_in_urls = FailedAttempts()
+        """Counted apart: pages of other sites make a visitor's browser send any URL, but no header or body of
+        ours, and must not have the visitor's correct keys refused."""
         self._failures: Counter[Door] = Counter()
         self._is_released = asyncio.Event()
 
@@ -48,13 +51,22 @@ class KeyGuard:
         """
         return self.judge_any(peer, () if policy is None else (policy,), lambda _: verify())
 
-    def judge_any(self, peer: Peer, names: Sequence[str], verify: Callable[[Sequence[str]], T]) -> T:
+    def judge_any(
+        self,
+        peer: Peer,
+        names: Sequence[str],
+        verify: Callable[[Sequence[str]], T],
+        *,
+        is_in_url: bool = False,
+    ) -> T:
         """``judge`` for what names no policy, so that one guess is at the keys of several.
 
         names: what a wrong one counts for. verify: gets those of them that keys are still checked of.
+        is_in_url: whether a URL is all that it came with.
         """
         now = self._clock.monotonic()
-        waits_s = {name: self._attempts.refused_for_s(peer.address, name, now=now) for name in names}
+        attempts = self._attempts_in_urls if is_in_url else self._attempts
+        waits_s = {name: attempts.refused_for_s(peer.address, name, now=now) for name in names}
         checked = [name for name, wait_s in waits_s.items() if wait_s <= 0.0]
         try:
             if names and not checked:
@@ -64,7 +76,7 @@ class KeyGuard:
             self._failures[peer.door] += 1
             if not isinstance(error, InvalidKeyError) or not names:
                 raise
-            delays_s = [self._attempts.note(peer.address, name, now=now) for name in checked]
+            delays_s = [attempts.note(peer.address, name, now=now) for name in checked]
             _log.info("a wrong key for the policy %r came from %s", shown_policy_name(names[-1]), peer)
             if len(checked) < len(names):  # one that was not checked may be the right one
                 raise _busy(max(waits_s.values())) from None

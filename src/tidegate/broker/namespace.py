@@ -147,12 +147,18 @@ class Broker:
         return self.key_guard.judge(peer, name, lambda: self.authorizer.authorize_key(name, key))
 
     def authorize_signature(
-        self, accounts: Mapping[str, str | None], is_signed_with: Callable[[str], bool], peer: Peer
+        self,
+        accounts: Mapping[str, str | None],
+        is_signed_with: Callable[[str], bool],
+        peer: Peer,
+        *,
+        is_in_url: bool,
     ) -> tuple[Grant, ...]:
         """The rights of a peer whose signature names no policy; see ``Authorizer.authorize_signature``.
 
         accounts: the event hubs (None: the namespace) whose keys count, by the names under which wrong
-        signatures are counted. Raises InvalidKeyError, and as ``KeyGuard.judge``.
+        signatures are counted, apart from others if they are in URLs. Raises InvalidKeyError, and as
+        ``KeyGuard.judge``.
         """
         return self.key_guard.judge_any(
             peer,
@@ -160,6 +166,7 @@ class Broker:
             lambda names: self.authorizer.authorize_signature(
                 [accounts[each] for each in names], is_signed_with
             ),
+            is_in_url=is_in_url,
         )
 
     def check_actor(self) -> None:

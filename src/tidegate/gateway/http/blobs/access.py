@@ -100,6 +100,7 @@ class BlobAccess:
             {account_name(each): each for each in (None, name.event_hub)},
             lambda key: _is_signed(signed, signing_key(key)),
             peer,
+            is_in_url=signed.rights is not None,
         )
         now_utc = self._clock.now_utc()
         grant = next((each for each in grants if each.permits(path, Claim.LISTEN, now_utc=now_utc)), None)
