@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import array
 import enum
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from datetime import time as time_of_day
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -256,6 +259,70 @@ def test_times_may_be_text(server_url: str, sql_type: Any, text: str, expected: 
         assert _process(database, table, [text]) == BatchResult(1, 0, 0, 0, 1)
         with database.read() as connection:
             assert connection.execute(select(table.c.value)).scalar_one() == expected
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.array([1.5, 2.5]),
+        lambda: array.array("f", [1.5]),
+        lambda: pa.py_buffer(b"abc"),
+        lambda: np.void(b"abc"),
+        lambda: np.bytes_(b"abc"),
+    ],
+    ids=["ndarray", "array", "Buffer", "void", "bytes_"],
+)
+def test_a_binary_column_takes_any_buffer(database: Database, make: Callable[[], Any]) -> None:
+    """Embeddings and pictures come as arrays."""
+    value = make()
+    table = _numbered("buffers", Column("value", LargeBinary))
+    assert _process(database, table, [value, None]) == BatchResult(2, 0, 0, 0, 2)
+    with database.read() as connection:
+        found = connection.execute(select(table.c.value).order_by(table.c.number)).scalars().all()
+    assert found == [bytes(value), None]
+
+
+@pytest.mark.parametrize("value", [np.int64(5), np.float64(1.5), np.str_("abc"), np.bool_(True)], ids=repr)
+def test_numpys_numbers_and_text_are_not_bytes(database: Database, value: object) -> None:
+    """They are buffers, and integers, of which MariaDB's driver would make zero bytes."""
+    table = _numbered("scalars", Column("value", LargeBinary))
+    assert _process(database, table, [b"a", value]) == BatchResult(1, 1, 0, 0, 2)
+
+
+class _Document(TypeDecorator[bytes]):
+    """Encodes text, and passes on all else."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: object) -> bytes | None:
+        return value.encode() if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("value", [5, 2**45, True, [1, 2]], ids=repr)
+def test_no_number_becomes_zero_bytes_behind_a_users_type(database: Database, value: object) -> None:
+    """The types of a user decide what they take, but what they pass on gets to the driver."""
+    table = _numbered("documents", Column("value", _Document))
+    found = ["a", np.array([1.5]), value, None]
+    assert _process(database, table, found) == BatchResult(3, 1, 0, 0, 4)
+    assert dead_numbers(database) == [2]
+
+
+class _Packed(LargeBinary):
+    """A subclass with a function of its own."""
+
+    cache_ok = True
+
+    def bind_processor(self, dialect: object) -> Any:
+        return lambda value: None if value is None else str(value).encode()
+
+
+def test_a_subclass_of_a_type_decides_what_it_takes(database: Database) -> None:
+    """As a TypeDecorator does."""
+    table = _numbered("packed", Column("value", _Packed))
+    assert _process(database, table, [5, None]) == BatchResult(2, 0, 0, 0, 2)
+    with database.read() as connection:
+        assert connection.execute(select(table.c.value)).scalars().all() == [b"5", None]
 
 
 class _Colour(enum.Enum):

@@ -3,7 +3,7 @@
 COPY is stricter than INSERT: it refuses ``5.0`` and ``t`` for an integer; MariaDB would round ``5.7``. A time
 without a zone would depend on the server's setting; one with a zone would lose it in a column without zones.
 MariaDB's driver would make five zero bytes of the number 5, and the server a date of an amount; what a column
-cannot hold is refused instead. SQLAlchemy's own processors run afterwards.
+cannot hold is refused instead, unless the type is a user's own. SQLAlchemy's own processors run afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy.types import TypeEngine
 
 from tidegate.model.errors import text_of
 from tidegate.sql.core.dialects import DIALECTS
-from tidegate.sql.core.dialects.base import IntegerRule
+from tidegate.sql.core.dialects.base import IntegerRule, is_bytes_like
 from tidegate.sql.core.memory import is_of_event
 
 Column = Sequence[object]
@@ -60,8 +60,8 @@ def preparation_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation |
 
 
 def _check_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | None:
-    if isinstance(sql_type, types.TypeDecorator):  # whose own function decides what it takes
-        return None
+    if isinstance(sql_type, types.TypeDecorator) or not _is_processed_by_sqlalchemy(sql_type):
+        return None  # the user's own function decides what it takes
     try:
         held_as = sql_type.python_type
     except NotImplementedError:
@@ -71,6 +71,10 @@ def _check_of(sql_type: TypeEngine[Any], dialect: Dialect) -> Preparation | None
     return partial(_checked, held_as, DIALECTS[dialect.name].time_forms.get(held_as))
 
 
+def _is_processed_by_sqlalchemy(sql_type: TypeEngine[Any]) -> bool:
+    return type(sql_type).bind_processor.__module__.startswith("sqlalchemy.")
+
+
 def _checked(held_as: type, form: re.Pattern[str] | None, values: Column) -> Column:
     """The values unchanged. Raises TypeError and ValueError.
 
@@ -78,7 +82,9 @@ def _checked(held_as: type, form: re.Pattern[str] | None, values: Column) -> Col
     """
     kinds = set(map(type, values))
     for kind in kinds:
-        if kind is not NoneType and not issubclass(kind, _HELD[held_as]):
+        if kind is NoneType or issubclass(kind, _HELD[held_as]):
+            continue
+        if held_as is not bytes or not all(is_bytes_like(value) for value in values if type(value) is kind):
             raise TypeError(f"a column of {held_as.__name__} cannot hold {kind.__name__}")
     if form is not None and any(issubclass(kind, str) for kind in kinds):
         for value in values:

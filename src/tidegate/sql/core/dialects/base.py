@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -328,6 +329,21 @@ def locking_free(statement: Select[Any], table: Table) -> Select[Any]:
 def new_values(table: Table) -> dict[str, ColumnElement[Any]]:
     """The parameters of ``upsert_values``, by their columns' keys."""
     return {each.key: bindparam(f"new_{each.key}", type_=each.type) for each in table.columns}
+
+
+def is_bytes_like(value: object) -> bool:
+    """Whether a value is bytes, or a buffer such as an array. Raises ValueError for a buffer without bytes.
+
+    numpy's numbers and strings are buffers too, but mean a number or text.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return isinstance(value, numpy.void | numpy.bytes_)
+    try:
+        memoryview(value).release()  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
 
 
 def shut_down(descriptor: int) -> None:

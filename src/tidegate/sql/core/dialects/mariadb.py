@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from types import ModuleType
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
@@ -32,6 +33,7 @@ from tidegate.sql.core.dialects.base import (
     IntegerRule,
     SqlDialect,
     Upsert,
+    is_bytes_like,
     new_values,
     shut_down,
 )
@@ -128,6 +130,14 @@ class MariadbDialect(SqlDialect):
             f"lock_wait_timeout = {wait_s}",
         }
         return arguments if "connect_timeout" in url.query else {**arguments, "connect_timeout": 10}
+
+    def engine_options(self) -> dict[str, Any]:
+        import pymysql
+
+        # SQLAlchemy's types find ``Binary`` in the driver's module; this one refuses numbers.
+        driver = ModuleType(pymysql.__name__)
+        vars(driver).update(vars(pymysql), Binary=_binary)
+        return {**super().engine_options(), "module": driver}
 
     def set_up(self, engine: sa.Engine, *, lock_wait_s: float) -> None:
         sa.event.listen(engine, "connect", _prepare)
@@ -281,6 +291,13 @@ class MariadbDialect(SqlDialect):
         if type(error).__name__ in ("DataError", "IntegrityError"):
             kinds |= ErrorKind.DATA
         return kinds
+
+
+def _binary(value: object) -> bytes:
+    """What the driver's own is, but for numbers, of which it makes as many zero bytes. Raises TypeError."""
+    if not is_bytes_like(value):
+        raise TypeError(f"{type(value).__name__} is not bytes")
+    return bytes(value)  # type: ignore[call-overload, no-any-return]
 
 
 def _prepare(connection: Any, record: ConnectionPoolEntry) -> None:
