@@ -212,12 +212,12 @@ def _number(value: int) -> bytes:
     return file.getvalue()
 
 
-def _bomb(codec: str, count: int, data: bytes, **types: object) -> bytes:
+def _bomb(codec: str, count: int, data: bytes, padding: bytes = b"", /, **types: object) -> bytes:
     """A file of one block, as no writer makes it."""
     stored = data
     if codec == "deflate":
         deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-        stored = deflate.compress(data) + deflate.flush()
+        stored = deflate.compress(data) + deflate.flush() + padding
     file = BytesIO()
     metadata = {"avro.schema": json.dumps(_schema(**types)).encode(), "avro.codec": codec.encode()}
     fastavro.schemaless_writer(file, {"type": "map", "values": "bytes"}, metadata)
@@ -227,13 +227,29 @@ def _bomb(codec: str, count: int, data: bytes, **types: object) -> bytes:
 
 _SHORTEST = b"\x02\x021\x142020-01-01\0\0\0"
 """A record without contents, as bytes."""
+_NULLS = {"type": "map", "values": "null"}
+
+
+def _with_entries(count: int, *, value: bytes = b"", is_sized: bool = False) -> bytes:
+    """A record with a map of as many entries. is_sized: the map's block says how many bytes it has."""
+    entries = b"".join(b"\x06" + number.to_bytes(3, "big") + value for number in _ascii(count))
+    sizes = _number(-count) + _number(len(entries)) if is_sized else _number(count)
+    return _SHORTEST[:-2] + sizes + entries + b"\0\0"
+
+
+def _ascii(count: int) -> list[int]:
+    """Numbers of three bytes, each below 128."""
+    return [(number >> 14) << 16 | (number >> 7 & 127) << 8 | (number & 127) for number in range(count)]
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (_bomb("deflate", 100_000, bytes(600_000)), "fewer records than it says"),
-        (_bomb("deflate", 400_000, bytes(8_000_000)), "does not decompress to at most 4,194,304 bytes"),
+        (_bomb("deflate", 400_000, bytes(32_000_000)), "does not decompress to at most 25,165,824 bytes"),
+        (_bomb("deflate", 400_000, bytes(32_000_000), bytes(400_000)), "to at most 25,165,824 bytes"),
+        (_bomb("deflate", 3, _with_entries(700_000) * 3, Properties=_NULLS), "more than 2,000,000 entries"),
+        (_bomb("null", 3, _with_entries(700_000) * 3, Properties=_NULLS), "more than 2,000,000 entries"),
         (_bomb("null", 400_000, _SHORTEST * 400_000), "400,000 records of 6 fields"),
         (
             _bomb("null", 3_000, _SHORTEST * 3_000, **dict.fromkeys(map(str, range(1_000)), "null")),
@@ -241,7 +257,16 @@ _SHORTEST = b"\x02\x021\x142020-01-01\0\0\0"
         ),
         (_bomb("null", 1, _SHORTEST, **dict.fromkeys(map(str, range(9_999)), "null")), "its schema has"),
     ],
-    ids=["shorter records", "inflated", "records", "fields of records", "fields"],
+    ids=[
+        "shorter records",
+        "inflated",
+        "padded",
+        "entries inflated",
+        "entries",
+        "records",
+        "fields of records",
+        "fields",
+    ],
 )
 def test_a_small_file_of_very_much_is_a_bad_one(data: bytes, words: str) -> None:
     """A few kilobytes would take gigabytes of a task that skips bad files."""
@@ -253,9 +278,49 @@ def test_a_block_of_very_many_events_is_read() -> None:
     """More than a service writes at once, and compressed as well as equal events are."""
     for codec in ("null", "deflate"):
         assert len(_read(_bomb(codec, 200_000, _SHORTEST * 200_000), "SequenceNumber")) == 200_000
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_the_largest_event_is_read(codec: str) -> None:
+    """Also one of equal bytes, which deflate makes a thousandth of."""
     body = bytes(20_000_000)
     record = _SHORTEST[:-1] + b"\x02" + _number(len(body)) + body
-    assert _read(_bomb("null", 1, record))[0]["Body"] == body
+    assert _read(_bomb(codec, 1, record))[0]["Body"] == body
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("null", b""),
+        ("boolean", b"\1"),
+        ("long", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\1"),
+        ("float", bytes(4)),
+        ("double", bytes(8)),
+        ("string", b"\x02a"),
+        (["null", "int", "bytes"], b"\2\3"),
+        ({"type": "int"}, b"\3"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_sized", [False, True], ids=["", "sized"])
+def test_a_large_block_of_maps_is_read(kind: object, value: bytes, *, is_sized: bool) -> None:
+    """Its entries are counted without decoding them, whatever their type."""
+    body = b"\x02" + _number(5_000_000) + bytes(5_000_000)
+    records = (_with_entries(300, value=value, is_sized=is_sized)[:-1] + body) * 2
+    data = _bomb("null", 2, records, Properties={"type": "map", "values": kind})
+    assert [len(record["Properties"]) for record in _read(data)] == [300, 300]
+    with pytest.raises(CaptureFileError, match="a record does not parse"):
+        _read(_bomb("null", 2, records[:-1], Properties={"type": "map", "values": kind}))
+
+
+def test_a_block_of_an_impossible_size_is_not_read() -> None:
+    """Larger than all that a writer makes: the file may be damaged anywhere."""
+    data = _bomb("null", 1, _SHORTEST)
+    size = _number(1) + _number(len(_SHORTEST))
+    huge = _number(1) + _number(64 * 1024 * 1024 + 1)
+    assert data.count(size) == 1
+    with pytest.raises(CaptureFileError, match="an impossible size"):
+        _read(data.replace(size, huge))
 
 
 def test_a_lack_of_memory_is_not_the_files_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,11 +41,15 @@ _HEADER: Final = fastavro.parse_schema(
 _BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
 """Our choice, of stored and of inflated bytes: a larger size indicates damage. Services end a block after
 some 64 KB and an event of at most 20 MB."""
-_INFLATED_BYTES: Final = 4 * 1024 * 1024
+_INFLATED_BYTES: Final = 24 * 1024 * 1024
 _INFLATED_SHARE_MAX: Final = 100
-"""Our choice: a block that inflates to more than both is not one of events. Deflate can reach 1,000 times."""
+"""Our choice: a block that inflates to more than both is not one of events. Deflate can reach 1,000 times,
+which one event of equal bytes may."""
 _VALUES_MAX: Final = 2_000_000
-"""Of a block, those that take no bytes included (our choice: 333,333 events; 120 MB without contents)."""
+"""Of a block, those that take no bytes included (our choice: 333,333 events; 120 MB without contents). As
+many entries of maps, too, which take some 95 bytes each."""
+_ENTRY_BYTES_MIN: Final = 2
+"""A key's length and one character; without one it is the same key again, and takes no memory."""
 _RECORD_BYTES_MIN: Final = 12
 """The shortest time in ISO 8601 has seven characters and its length; four other fields have a byte each."""
 _SCHEMA_BYTES_MAX: Final = 64 * 1024
@@ -124,6 +128,8 @@ def decode_records(
     written, wanted, field_count = _schemas(header.schema_text, fields)
     if count * field_count > _VALUES_MAX:
         raise _damaged(name, f"a block says that it holds {count:,} records of {field_count:,} fields")
+    if len(data) > _ENTRY_BYTES_MIN * _VALUES_MAX:
+        _check_entries(header.schema_text, count, data, name)
     # A block's records plus an array's end mark form an array, so one call decodes them all.
     array = BytesIO()
     if count:
@@ -174,10 +180,84 @@ def _decompressed(data: bytes, header: ContainerHeader, name: str) -> bytes:
     except zlib.error as error:
         raise _damaged(name, f"a block does not decompress ({error})") from error
     # fastavro writes three bytes of a checksum after the stream, so trailing bytes are ignored.
-    if not inflate.eof:
-        what = f"to at most {bytes_max:,} bytes" if len(inflated) == bytes_max else "to its end"
+    used = len(data) - len(inflate.unused_data)
+    bytes_max = min(bytes_max, max(_INFLATED_BYTES, _INFLATED_SHARE_MAX * used))
+    if not inflate.eof or len(inflated) > bytes_max:
+        what = f"to at most {bytes_max:,} bytes" if len(inflated) >= bytes_max else "to its end"
         raise _damaged(name, f"a block of {len(data):,} bytes does not decompress {what}")
     return inflated
+
+
+def _check_entries(schema_text: str, count: int, data: bytes, name: str) -> None:
+    """Raises CaptureFileError if the maps of a block's records have too many entries; decodes none."""
+    kinds = [field["type"] for field in _plain_schema(schema_text)["fields"]]
+    walk = _Walk(data)
+    try:
+        for _ in range(count):
+            for kind in kinds:
+                walk.skip(kind)
+                if walk.entry_count > _VALUES_MAX:
+                    raise _damaged(name, f"a block has more than {_VALUES_MAX:,} entries of maps")
+    except (IndexError, ValueError) as error:
+        raise _damaged(name, f"a record does not parse ({error})") from error
+    if walk.place != len(data):
+        raise _damaged(name, "a record does not parse (it does not end with its block)")
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Counts the entries of maps in encoded records of the types that ``_check_types`` accepts."""
+
+    data: bytes
+    place: int = 0
+    entry_count: int = 0
+
+    def skip(self, kind: Any) -> None:
+        """One value. Raises IndexError and ValueError."""
+        if isinstance(kind, list):
+            self.skip(kind[self._length()])
+        elif isinstance(kind, dict) and kind["type"] == "map":
+            self._skip_map(kind["values"])
+        elif isinstance(kind, dict):
+            self.skip(kind["type"])
+        elif kind in ("int", "long"):
+            self._long()
+        elif kind in ("bytes", "string"):
+            length = self._length()
+            self.place += length
+        else:
+            self.place += _SIZES[kind]
+
+    def _skip_map(self, kind: Any) -> None:
+        while count := self._long():
+            if count < 0:  # the block's size in bytes follows
+                self._long()
+            self.entry_count += abs(count)
+            if self.entry_count > _VALUES_MAX:
+                return
+            for _ in range(abs(count)):
+                self.skip("string")
+                self.skip(kind)
+
+    def _length(self) -> int:
+        length = self._long()
+        if length < 0:
+            raise ValueError("a negative length")
+        return length
+
+    def _long(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.data[self.place]
+            self.place += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value >> 1 ^ -(value & 1)
+        raise ValueError("a number of more than ten bytes")
+
+
+_SIZES: Final = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+"""In bytes, of the types whose values all have the same."""
 
 
 def _check_schema(schema_text: str, name: str) -> None:
