@@ -32,7 +32,8 @@ _OVERRIDDEN = {
 """Methods that uvicorn, or the event loop, calls and our class overrides."""
 
 _ATTRIBUTES = {
-    *("app", "app_state", "client", "conn", "cycle", "flow", "logger", "loop", "scheme", "transport"),
+    *("app", "app_state", "client", "conn", "cycle", "flow", "headers", "logger", "loop", "scheme", "scope"),
+    "transport",
     "_unset_keepalive_if_required",
 }
 """What our class reads or sets. ``cycle`` needs ``response_complete``, ``flow`` needs ``read_paused``,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 from hypothesis import given, settings
@@ -921,8 +922,14 @@ async def test_a_connection_whose_answer_nobody_reads_ends() -> None:
             + b"\r\n",
             27_000,
         ),
+        (
+            b"POST / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 192.0.2.1\r\nContent-Length: 9\r\n"
+            + b"".join(b"x%d:\r\n" % number for number in range(97))
+            + b"\r\n",
+            30_000,
+        ),
     ],
-    ids=["body", "sent ahead", "head"],
+    ids=["body", "sent ahead", "head", "many headers"],
 )
 async def test_what_waits_for_the_application_counts_as_memory(sent: bytes, size: int) -> None:
     """Protects memory: requests whose answers take long may have bodies that nobody reads. It counts for the
@@ -954,6 +961,35 @@ async def test_what_waits_for_the_application_counts_as_memory(sent: bytes, size
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         while budget.statistics().used_bytes:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
+        writer.close()
+    await server.stop()
+    await tasks.close()
+
+
+@pytest.mark.parametrize("body_bytes", [0, 9])
+async def test_an_answered_request_is_not_kept(body_bytes: int) -> None:
+    """Protects memory: its head no longer counts, but the connection may wait long for more bytes."""
+
+    class Kept:
+        pass
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["kept"] = kept = Kept()
+        requests.append(ref(kept))
+        await Response("done", 401)(scope, receive, send)
+
+    requests: list[ref[Kept]] = []
+    server, (host, port), tasks = await _serve(application)
+    async with asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection(host, port)
+        head = f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {body_bytes}\r\n\r\n"
+        writer.write(head.encode())
+        await reader.readuntil(b"done")
+        for _ in range(10):  # the application's task ends after its answer
+            await asyncio.sleep(0)
+        assert [request() for request in requests] == [None]
+        writer.write(bytes(body_bytes) + head.encode())
+        await reader.readuntil(b"done")
         writer.close()
     await server.stop()
     await tasks.close()
