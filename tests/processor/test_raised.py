@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import signal
+import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import click
 import pytest
 from tests.processor.hosts import STALLING, Recorder, Subject, checkpoint_all, publish, until
 
@@ -308,19 +311,52 @@ def test_a_callback_may_end_the_program(hub_service: HubService, hub: str, store
     assert caught.value.code == 3
 
 
-def test_whose_an_exit_is() -> None:
-    """A handler's own is its failure; a signal's is not, for methods as well."""
+class _Exiting:
+    def __call__(self, *arguments: object) -> None:
+        sys.exit(3)
 
-    class Program:
-        def end(self, *arguments: object) -> None:
-            raise SystemExit
 
-    assert is_of_call(SystemExit())
-    with _signalled(Program().end) as send:
-        try:
+def _reset_and_exit(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("handler", [_exit, functools.partial(_exit, 3), _Exiting(), _reset_and_exit])
+def test_the_exit_of_a_signal_is_not_of_the_call(handler: Callable[..., object]) -> None:
+    """However the program's signal handler is written."""
+    with _signalled(handler) as send:
+        with pytest.raises(SystemExit) as caught:
             send()
-        except SystemExit as error:
-            found = is_of_call(error)
-        assert not found
-    for interruption in (KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()):
-        assert not is_of_call(interruption)
+        assert not is_of_call(caught.value)
+
+
+@click.command()
+@click.option("--speed", type=float)
+def _command(speed: float) -> None:
+    """Is never reached."""
+
+
+@pytest.mark.parametrize("parse", [_parse, lambda: _command(["--speed", "fast"])])
+def test_invalid_arguments_are_of_the_call(parse: Callable[[], None]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse()
+    assert is_of_call(caught.value)
+    assert is_of_call(BaseExceptionGroup("with another", [caught.value, ValueError()]))
+
+
+async def test_an_exit_of_another_thread_is_of_the_call() -> None:
+    """Also where the main thread waits for it."""
+    with pytest.raises(SystemExit) as caught:
+        await asyncio.to_thread(_exit)
+    assert is_of_call(caught.value)
+    assert await asyncio.to_thread(is_of_call, SystemExit(3))
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), SystemExit(2)]
+)
+def test_an_interruption_is_not_of_the_call(error: BaseException) -> None:
+    """A group is judged by what it holds, as a nursery's with Ctrl-C."""
+    assert not is_of_call(error)
+    group = BaseExceptionGroup("outer", [ValueError(), BaseExceptionGroup("inner", [error])])
+    assert not is_of_call(group)

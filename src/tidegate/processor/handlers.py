@@ -160,8 +160,8 @@ class _Processor:
     async def process_error(self, context: PartitionContext, error: Exception) -> None:
         """Something went wrong with this partition; the host then continues, restarts or closes it.
 
-        error: what the handler raised, for example. An error that does not derive from Exception, such as the
-        SystemExit of ``sys.exit``, is the cause of a TidegateError: a handler cannot end its host.
+        error: what the handler raised, for example. An error that does not derive from Exception, such as
+        BaseExceptionGroup, is the cause of a TidegateError. ``sys.exit`` in the main thread ends the host.
         """
 
     async def close(self, context: PartitionContext, reason: CloseReason) -> None:

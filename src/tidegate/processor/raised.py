@@ -7,7 +7,6 @@ PanicException, task groups raise BaseExceptionGroup, and argparse raises System
 from __future__ import annotations
 
 import asyncio
-import signal
 import threading
 from traceback import walk_tb
 from typing import Final
@@ -15,16 +14,21 @@ from typing import Final
 from tidegate.model.errors import TidegateError, text_of
 
 _INTERRUPTIONS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
+_USAGE_EXITS: Final = (("argparse", "exit"), ("click.core", "main"))
+"""The functions in which argparse and click exit for invalid arguments."""
+_USAGE_CODE: Final = 2
 
 
 def is_of_call(error: BaseException) -> bool:
     """Whether ``error`` is the failure of the call that raised it, and not the end of a task or the program.
 
-    A SystemExit is such a failure: one event must not end a host with all its partitions. Only one that a
-    signal handler of the program raised, wherever it interrupted the main thread, ends the program.
+    A group is an end if any error in it is. A SystemExit of the main thread is one, as it may be a signal
+    handler's, unless argparse or click raised it for invalid arguments; one of another thread ends nothing.
     """
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_of_call(each) for each in error.exceptions)
     if isinstance(error, SystemExit):
-        return not _is_of_signal(error)
+        return threading.current_thread() is not threading.main_thread() or _is_harmless(error)
     return not isinstance(error, _INTERRUPTIONS)
 
 
@@ -46,9 +50,11 @@ def failure_of_call(error: BaseException) -> Exception:
     return as_exception(error)
 
 
-def _is_of_signal(error: SystemExit) -> bool:
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = [code for handler in handlers if (code := getattr(handler, "__code__", None)) is not None]
-    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+def _is_harmless(error: SystemExit) -> bool:
+    """Whether it is for invalid arguments, or came from a thread of an executor (``asyncio.to_thread``)."""
+    functions = [
+        (frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)
+    ]
+    if ("concurrent.futures.thread", "run") in functions:
+        return True
+    return error.code == _USAGE_CODE and bool(functions) and functions[-1] in _USAGE_EXITS

@@ -513,7 +513,7 @@ class _HostRun:
         try:
             on_exception(error, partition_id)
         except SystemExit as end:
-            # It ends the program on purpose, also if a session called this, which takes it for a failure.
+            # It ends the program on purpose, also if a session called this, which may take it for a failure.
             asyncio.get_running_loop().call_soon(_raise, end)
         except BaseException as second:  # a user's function may raise anything
             if not is_of_call(second):
