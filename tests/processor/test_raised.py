@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 import click
 import pytest
 from tests.processor.hosts import STALLING, Recorder, Subject, checkpoint_all, publish, until
+from tests.support.hard_errors import PanicError, fail_together, panic, parse_badly
 
 from tidegate.model.errors import TidegateError
 from tidegate.model.events import ReceivedEvent
@@ -28,25 +28,7 @@ from tidegate.transport.clock import SystemClock
 Handle = Callable[[PartitionContext, Sequence[ReceivedEvent]], Awaitable[None]]
 
 
-class PanicError(BaseException):
-    """As pyo3_runtime.PanicException, which polars and tokenizers raise."""
-
-
-def _panic() -> None:
-    raise PanicError("index out of bounds")
-
-
-def _fail_together() -> None:
-    raise BaseExceptionGroup("two tasks", [PanicError("one"), ValueError("other")])
-
-
-def _parse() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--speed", type=float)
-    parser.parse_args(["--speed", "fast"])
-
-
-RAISING = pytest.mark.parametrize("fail", [_panic, _fail_together, _parse])
+RAISING = pytest.mark.parametrize("fail", [panic, fail_together, parse_badly])
 
 
 @RAISING
@@ -241,7 +223,7 @@ async def test_a_callback_that_panics_is_logged(
                 raise ValueError("once")
 
     subject = Subject(hub_service, hub, store, checkpoint_all)
-    subject.reported = _Calling(_panic)
+    subject.reported = _Calling(panic)
     await publish(hub_service, hub, 3)
     async with subject.host.running(factory=lambda context: FailingOnce(subject.journal, checkpoint_all)):
         await until(lambda: subject.numbers == [0, 1, 2])
@@ -336,7 +318,7 @@ def _command(speed: float) -> None:
     """Is never reached."""
 
 
-@pytest.mark.parametrize("parse", [_parse, lambda: _command(["--speed", "fast"])])
+@pytest.mark.parametrize("parse", [parse_badly, lambda: _command(["--speed", "fast"])])
 def test_invalid_arguments_are_of_the_call(parse: Callable[[], None]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import traceback
@@ -15,30 +14,13 @@ from sqlalchemy import BigInteger, Column, Dialect, MetaData, Table, Text
 from sqlalchemy.types import TypeDecorator
 from tests.sql.support import CONSUMER, dead_numbers
 from tests.sql.transaction_support import bad_at, effects, keyed, transactions_of
+from tests.support.hard_errors import PanicError, fail_together, panic, parse_badly
 
 from tidegate.model.errors import PartitionPausedError, PartitionStoppedError
 from tidegate.model.events import ReceivedEvent
 from tidegate.processor import FailureAction, FailurePolicy, TransactionContext
 from tidegate.processor.store import TransactionOutcome
 from tidegate.sql import ArrowHandler, Database, DeadLetters, Pipeline, Row
-
-
-class PanicError(BaseException):
-    """As pyo3_runtime.PanicException, which polars and tokenizers raise."""
-
-
-def _panic() -> None:
-    raise PanicError("index out of bounds")
-
-
-def _fail_together() -> None:
-    raise BaseExceptionGroup("two tasks", [PanicError("one"), ValueError("other")])
-
-
-def _parse() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--speed", type=float)
-    parser.parse_args(["--speed", "fast"])
 
 
 def _handler(form: str, fail: Callable[[], None]) -> object:
@@ -96,7 +78,7 @@ FORMS = pytest.mark.parametrize("form", ["events", "rows", "batches"])
 @FORMS
 @pytest.mark.parametrize(
     ("fail", "error_type"),
-    [(_panic, "PanicError"), (_fail_together, "BaseExceptionGroup"), (_parse, "SystemExit")],
+    [(panic, "PanicError"), (fail_together, "BaseExceptionGroup"), (parse_badly, "SystemExit")],
 )
 def test_an_error_that_is_not_an_exception_is_a_dead_letter(
     base: Database, form: str, fail: Callable[[], None], error_type: str
@@ -115,11 +97,11 @@ def test_the_policy_decides_on_it(base: Database, form: str) -> None:
     """Stop, or an outage of what the handler calls, if it is named so."""
     stopping = FailurePolicy(FailureAction.STOP)
     with pytest.raises(PartitionStoppedError, match="before event 3"):
-        _process(base, _handler(form, _panic), bad_at([3], 8), policy=stopping)
+        _process(base, _handler(form, panic), bad_at([3], 8), policy=stopping)
     assert _numbers(base) == [0, 1, 2]
     outages = FailurePolicy(outage_errors=(PanicError,))
     with pytest.raises(PartitionPausedError, match="PanicError: index out of bounds"):
-        _process(base, _handler(form, _panic), bad_at(range(3, 8), 8), policy=outages)
+        _process(base, _handler(form, panic), bad_at(range(3, 8), 8), policy=outages)
     assert dead_numbers(base) == []
 
 
