@@ -25,7 +25,7 @@ _MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "columns": ("arrow",),
     "client": ("arrow",),
     "processor": ("sql", "azure"),
-    "sql": ("sql", "arrow", "spark"),
+    "sql": ("sql", "arrow", "spark", "mariadb"),
     "spark": ("spark",),
     "cli": ("spark",),
 }

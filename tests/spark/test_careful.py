@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import BigInteger, CheckConstraint, Column, MetaData, Table, select
 from tests.sql.support import dead_numbers
+from tests.support.hard_errors import parse_badly
 
 from tidegate.client.retry import RetryPolicy
 from tidegate.columns.batches import event_batch
@@ -280,12 +281,12 @@ def test_an_error_that_is_not_an_exception_is_its_events(
 
     def of_event(event: ReceivedEvent) -> dict[str, object]:
         if event.sequence_number == 7:
-            raise SystemExit(2)
+            parse_badly()
         return {"number": event.sequence_number}
 
     def of_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
         if 7 in batch.column(0).to_pylist():
-            raise SystemExit(2)
+            parse_badly()
         return pa.RecordBatch.from_arrays([batch.column(0)] * 2, names=["sequenceNumber", "number"])
 
     handler = ArrowHandler(of_batch, ("sequenceNumber",)) if is_batch else of_event
