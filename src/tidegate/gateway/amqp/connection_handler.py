@@ -572,8 +572,11 @@ class ConnectionHandler:
     def _on_over(self) -> None:
         self._is_over, self._is_admitted = True, False
         self.claims.close()
-        for link in [*self._nodes, *self._unanswered, *self._attaching]:
+        for link in [*self._nodes, *self._unanswered]:
             self._drop(link)
+        for attaching in self._attaching.values():
+            self._owner.cancellations.add(attaching)
+        self._attaching.clear()
         self._idle_guard.close()
         if self._opener is not None:
             self._opener.close()
