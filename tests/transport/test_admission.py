@@ -30,6 +30,16 @@ def _admit(admission: Admission, host: str, face: Face = Face.AMQP, now: float =
     return ticket
 
 
+def _admit_with_token(admission: Admission, host: str) -> Ticket:
+    """An HTTP connection whose first request had a token, and is answered."""
+    ticket = _admit(admission, host, Face.HTTP)
+    assert ticket.begin_request(0) is None
+    ticket.authenticate()
+    ticket.complete_request()
+    ticket.end_request()
+    return ticket
+
+
 def _closing(ticket: Ticket, closed: list[Ticket]) -> Ticket:
     ticket.close = lambda: closed.append(ticket)
     return ticket
@@ -95,12 +105,12 @@ def test_over_http_the_oldest_without_a_head_is_closed_first() -> None:
     admission = Admission(ConnectionLimits(connections_without_token_per_address_max=3))
     closed: list[Ticket] = []
     busy, slow, idle = (_closing(_admit(admission, "192.0.2.1", Face.HTTP), closed) for _ in range(3))
-    busy.begin_request()
-    idle.begin_request()
+    busy.complete_request()
+    idle.complete_request()
     idle.end_request()
-    _admit(admission, "192.0.2.1", Face.HTTP).begin_request()
+    _admit(admission, "192.0.2.1", Face.HTTP).complete_request()
     assert closed == [slow]
-    _admit(admission, "192.0.2.1", Face.HTTP).begin_request()
+    _admit(admission, "192.0.2.1", Face.HTTP).complete_request()
     assert closed == [slow, idle]
     assert admission.admit(A, Face.HTTP, now=0) is Refusal.WITHOUT_TOKEN_ADDRESS
     _admit(admission, "192.0.2.2", Face.HTTP)
@@ -153,7 +163,7 @@ def test_clients_of_a_trusted_proxy_have_their_own_shares() -> None:
     admission = Admission(limits, trusted=TrustedProxies.parse(["10.0.0.0/8"]))
     first, second, third = (_admit(admission, "10.0.0.1", Face.HTTP) for _ in range(3))
     for ticket in (first, second, third):
-        ticket.begin_request()
+        ticket.complete_request()
     assert first.move(A, 0) is None
     assert second.move(A, 0) is Refusal.WITHOUT_TOKEN_ADDRESS
     first.authenticate()
@@ -166,16 +176,34 @@ def test_clients_of_a_trusted_proxy_have_their_own_shares() -> None:
     assert isinstance(admission.admit(ip_address("10.0.0.1"), Face.AMQP, now=0), Refusal)
 
 
+def test_over_http_each_request_needs_a_token_of_its_own() -> None:
+    """Who had a token once has no place to keep without one: the limits of those without are for him, too."""
+    admission = Admission(ConnectionLimits(connections_without_token_per_address_max=1))
+    ticket, other = (_admit_with_token(admission, "192.0.2.1") for _ in range(2))
+    _admit(admission, "192.0.2.1", Face.HTTP).complete_request()
+    for _ in range(3):
+        assert ticket.begin_request(0) is None
+        ticket.authenticate()
+        ticket.end_request()
+    assert ticket.begin_request(0) is None
+    assert (ticket.has_token, ticket.request_has_token) == (True, False)  # a token may still follow
+    ticket.end_request()
+    assert ticket.begin_request(0) is Refusal.WITHOUT_TOKEN_ADDRESS
+    assert admission.statistics().open[Face.HTTP, True] == 2
+    ticket.end()
+    other.end()
+
+
 def test_a_websocket_counts_as_amqp() -> None:
     """The upgrade gives AMQP without a token no way around its limits."""
     admission = Admission(ConnectionLimits(connections_without_token_per_address_max=1))
     _admit(admission, "192.0.2.1")
     ticket = _admit(admission, "192.0.2.1", Face.HTTP)
-    ticket.begin_request()
+    ticket.complete_request()
     assert ticket.become_amqp(0) is Refusal.WITHOUT_TOKEN_ADDRESS
     assert (ticket.face, ticket.is_waiting) == (Face.HTTP, False)
     other = _admit(admission, "192.0.2.2", Face.HTTP)
-    other.begin_request()
+    other.complete_request()
     assert other.become_amqp(0) is None
     assert admission.statistics().open[Face.AMQP, False] == 2
 
@@ -223,7 +251,10 @@ def test_limits_hold_in_every_order(seed: int) -> None:
         elif action == 3:
             some.authenticate()
         elif action == 4 and some.face is not Face.AMQP:
-            rng.choice([some.begin_request, some.end_request])()
+            if rng.randrange(3):
+                rng.choice([some.complete_request, some.end_request])()
+            else:
+                some.begin_request(now)
         elif action == 5 and some.face is Face.HTTP:
             address = rng.choice(hosts)
             if some.move(address, now) is None:

@@ -133,7 +133,16 @@ class _Address(NamedTuple):
 class Ticket:
     """The place of one connection. Call ``end`` when the connection ends; more calls do nothing."""
 
-    __slots__ = ("_address", "_admission", "admitted_at", "close", "face", "has_token", "is_waiting")
+    __slots__ = (
+        "_address",
+        "_admission",
+        "admitted_at",
+        "close",
+        "face",
+        "has_token",
+        "is_waiting",
+        "request_has_token",
+    )
 
     def __init__(self, admission: Admission, address: _Address, face: Face, admitted_at: float) -> None:
         """Created by ``Admission.admit``."""
@@ -142,6 +151,9 @@ class Ticket:
         self.face = face
         self.admitted_at = admitted_at
         self.has_token = False
+        """HTTP: until a request begins behind one that had no token."""
+        self.request_has_token = False
+        """HTTP: whether the token of the present request was accepted."""
         self.is_waiting = True
         self.close: Callable[[], object] = lambda: None
         """Aborts the connection. Set it as soon as there is one."""
@@ -157,18 +169,28 @@ class Ticket:
 
     def authenticate(self) -> None:
         """The peer's token was accepted."""
-        if self._admission is not None and not self.has_token and self.face is not Face.HEALTH:
-            self._admission._leave(self)
-            self.has_token = True
-            self._admission._enter(self)
+        if self.face is not Face.HEALTH:
+            self.request_has_token = True
+            self._count_as(has_token=True, is_waiting=self.is_waiting)
 
-    def begin_request(self) -> None:
-        """HTTP: a request is complete."""
-        self._set_waiting(False)
+    def begin_request(self, now: float) -> Refusal | None:
+        """HTTP: the head of a request has arrived, which needs a token of its own.
+
+        Drops an earlier token if the request before had none. Returns the reason if there is no place without
+        a token; nothing changes then.
+        """
+        had_token, self.request_has_token = self.request_has_token, False
+        if self._admission is None or had_token or not self.has_token:
+            return None
+        return self._admission._enter_without_token(self, self._address, now)
+
+    def complete_request(self) -> None:
+        """HTTP: the request has arrived."""
+        self._count_as(has_token=self.has_token, is_waiting=False)
 
     def end_request(self) -> None:
         """HTTP: the request is answered; another may follow."""
-        self._set_waiting(True)
+        self._count_as(has_token=self.has_token, is_waiting=True)
 
     def move(self, address: IpAddress | None, now: float) -> Refusal | None:
         """HTTP: a trusted proxy says that the request comes from ``address``. Drops an earlier one's token.
@@ -186,10 +208,10 @@ class Ticket:
             self._admission._leave(self)
             self._admission = None
 
-    def _set_waiting(self, is_waiting: bool) -> None:
-        if self._admission is not None and self.is_waiting is not is_waiting:
+    def _count_as(self, *, has_token: bool, is_waiting: bool) -> None:
+        if self._admission is not None and (self.has_token, self.is_waiting) != (has_token, is_waiting):
             self._admission._leave(self)
-            self.is_waiting = is_waiting
+            self.has_token, self.is_waiting = has_token, is_waiting
             self._admission._enter(self)
 
 
@@ -338,14 +360,15 @@ class Admission:
 
     def _move(self, ticket: Ticket, address: IpAddress | None, now: float) -> Refusal | None:
         moved = self._address_of(address, ticket.face)
-        if moved == ticket._address:
-            return None
+        return None if moved == ticket._address else self._enter_without_token(ticket, moved, now)
+
+    def _enter_without_token(self, ticket: Ticket, address: _Address, now: float) -> Refusal | None:
         self._leave(ticket)
         before = ticket._address, ticket.has_token
-        ticket._address, ticket.has_token = moved, False
+        ticket._address, ticket.has_token = address, False
         refusal = None
         if ticket.face is not Face.HEALTH:
-            is_full = self._is_address_full(moved)
+            is_full = self._is_address_full(address)
             refusal = Refusal.ADDRESS if is_full else self._refusal_without_token(ticket, now)
         if refusal is not None:
             ticket._address, ticket.has_token = before

@@ -349,7 +349,7 @@ class _HttpProtocol(H11Protocol):
             self._follow_body()
 
     def shutdown(self) -> None:
-        if self.conn.their_state is h11.SEND_BODY and not self.ticket.has_token:
+        if self.conn.their_state is h11.SEND_BODY and not self.ticket.request_has_token:
             self.transport.close()  # a stranger may never send the rest
             self._limit_closing()
         else:
@@ -412,12 +412,17 @@ class _HttpProtocol(H11Protocol):
         if self._is_over:
             return
         is_arriving = self.conn.their_state is h11.SEND_BODY
-        if is_arriving and (self._is_discarding or not self.ticket.has_token):
+        if is_arriving and not self._may_take_long:
             self._start_timer()
             return
         self._stop_timer()
         if not is_arriving:
-            self.ticket.begin_request()
+            self.ticket.complete_request()
+
+    @property
+    def _may_take_long(self) -> bool:
+        """Whether a body has no time limit here: its request has a token, and is not answered."""
+        return self.ticket.request_has_token and not self._is_discarding
 
     @property
     def _is_discarding(self) -> bool:
@@ -429,6 +434,7 @@ class _HttpProtocol(H11Protocol):
         self._share.reserve_step()
         if self._is_health and any(name in LENGTHS and value != b"0" for name, value in request.headers):
             self._parser.refuse(400, "A request for /health has no body.")
+        refusal, now = None, self.loop.time()
         trusted = self.owner.admission.trusted
         if self._peer in trusted:
             headers = [(name.lower(), value) for name, value in request.headers]
@@ -443,8 +449,9 @@ class _HttpProtocol(H11Protocol):
             self.app_state[_CLIENT] = f"{name}:0"
             is_https = self.owner.config.ssl is not None or trusted.is_https(self._peer, headers)
             self.scheme = "https" if is_https else "http"
-            if self.ticket.move(address, self.loop.time()) is not None:
-                self._parser.refuse(503, NO_PLACE)
+            refusal = self.ticket.move(address, now)
+        if (refusal or self.ticket.begin_request(now)) is not None:
+            self._parser.refuse(503, NO_PLACE)
 
     def _start_timer(self) -> None:
         if self._head_timer is None:
@@ -475,7 +482,7 @@ class _HttpProtocol(H11Protocol):
 
     def _on_head_timeout(self) -> None:
         self._head_timer = None
-        if self.conn.their_state is h11.SEND_BODY and self.ticket.has_token and not self._is_discarding:
+        if self.conn.their_state is h11.SEND_BODY and self._may_take_long:
             return  # the token came with the head
         self._refuse(408, f"No complete request came within {self._head_timeout_s:g} s.")
 
