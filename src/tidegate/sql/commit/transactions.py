@@ -6,8 +6,8 @@ transaction is rolled back and retried after the policy's delays. After the last
 finds the events that fail (``event_runs``); the policy's action applies to them.
 
 If it fails because of an outage (``outages``), nothing is committed and ``process`` raises; the next call
-tries one event, and the others only if the outage is over. If the first event fails again and another one
-succeeds, the first is at fault, not an outage.
+tries one event, and more at a time while they succeed. If an event fails again and another one succeeds, the
+first is at fault, not an outage: the policy applies to it, so that each such call comes further.
 
 A ``Pipeline`` whose failed events simply become dead letters runs before anything is locked (``batch``).
 
@@ -57,7 +57,12 @@ from tidegate.sql.handlers.event_runs import (
 )
 from tidegate.sql.handlers.forms import HandlerForm
 from tidegate.sql.handlers.handling import Calls
-from tidegate.sql.handlers.outages import DeadLetterBudget, OutageError, OutageWatch
+from tidegate.sql.handlers.outages import (
+    DeadLetterBudget,
+    OutageError,
+    OutageWatch,
+    failures_of_events,
+)
 from tidegate.sql.handlers.pipeline import Pipeline
 from tidegate.sql.outbox.writer import Outbox
 
@@ -178,16 +183,15 @@ class SqlTransactions:
         return outcome
 
     async def _attempt(
-        self, scope: BatchScope, events: Sequence[ReceivedEvent], *, is_outage_over: bool = False
+        self, scope: BatchScope, events: Sequence[ReceivedEvent], *, failures_max: int = 0
     ) -> TransactionOutcome:
         """Commit a batch. Raises OutageError.
 
-        is_outage_over: True: an event that fails as in an outage may be at fault.
+        failures_max: how many failures as in an outage may be the fault of their events.
         """
         pipeline, retry = self._form.pipeline, self._policy.retry
-        watched = len(events) if is_outage_over else None
         is_stored_here = self._store_failed is None
-        if pipeline is not None and self._policy.is_plain and is_stored_here and not is_outage_over:
+        if pipeline is not None and self._policy.is_plain and is_stored_here and not failures_max:
             done = await self._in_thread(partial(self._commit_rows, pipeline, scope, events))
             if done is not None:
                 return done
@@ -195,7 +199,7 @@ class SqlTransactions:
             is_last = retries_done == retry.retries_max
             try:
                 return await self._in_thread(
-                    partial(self._run, scope, events, is_last=is_last, watched=watched)
+                    partial(self._run, scope, events, is_last=is_last, outages_max=failures_max)
                 )
             except (EventsFailedError, RowsRefusedError) as failed:
                 last_failure = failed
@@ -208,40 +212,45 @@ class SqlTransactions:
         return await self._in_thread(
             partial(
                 repeat_carefully,
-                lambda why: self._run(scope, events, is_last=True, failed=why, watched=watched),
+                lambda why: self._run(scope, events, is_last=True, failed=why, outages_max=failures_max),
                 last_failure,
             )
         )
 
     async def _resume(self, scope: BatchScope, events: Sequence[ReceivedEvent]) -> TransactionOutcome:
-        """Commit a batch after an outage: its first event, and the others if that succeeds."""
+        """Commit a batch after an outage: one event, then more at a time while they succeed.
+
+        An event that fails alone as in an outage is at fault if another one succeeds.
+        """
         done = _index_of(events, self._done_until)
-        scope, events = (
-            replace(scope, start=max(scope.start, min(self._done_until, scope.until))),
-            events[done:],
-        )
-        if not events:
-            return await self._attempt(scope, events)
-        until = events[0].sequence_number + 1
-        try:
-            first = await self._attempt(replace(scope, until=until), events[:1])
-        except OutageError:
-            others = events[1:]
-            if not others or not await self._in_thread(partial(self._succeeds, self._random.choice(others))):
-                raise
-            first = TransactionOutcome(0, 0, 0, 0, scope.start)
-        else:
-            scope, events = replace(scope, start=until), events[1:]
-        if not events:
-            return replace(first, skipped=first.skipped + done)
-        rest = await self._attempt(scope, events, is_outage_over=True)
-        return TransactionOutcome(
-            first.processed + rest.processed,
-            first.dead_letters + rest.dead_letters,
-            first.parked + rest.parked,
-            first.skipped + rest.skipped + done,
-            rest.next_sequence_number,
-        )
+        start = max(scope.start, min(self._done_until, scope.until))
+        total = TransactionOutcome(0, 0, 0, done, start)
+        rest, size = events[done:], 1
+        while True:
+            part, later = rest[:size], rest[size:]
+            until = later[0].sequence_number if later else scope.until
+            of_part = replace(scope, start=start, until=until, history_id=scope.history_at(until))
+            try:
+                found = await self._attempt(of_part, part, failures_max=failures_of_events(len(part)))
+                size *= 2
+            except OutageError:
+                if len(part) > 1:
+                    size = 1
+                    continue
+                if not await self._is_outage_over(later, has_succeeded=total.processed > 0):
+                    raise
+                found = await self._attempt(of_part, part, failures_max=1)
+                size = 1
+            total = _joined(total, found)
+            if not later or found.next_sequence_number < until:
+                return total
+            rest, start = later, until
+
+    async def _is_outage_over(self, others: Sequence[ReceivedEvent], *, has_succeeded: bool) -> bool:
+        """Whether the handler succeeds for one of ``others``; if there are none, whether it just has."""
+        if not others:
+            return has_succeeded
+        return await self._in_thread(partial(self._succeeds, self._random.choice(others)))
 
     def _succeeds(self, event: ReceivedEvent) -> bool:
         """Whether the handler succeeds for an event; its effects are rolled back."""
@@ -350,12 +359,12 @@ class SqlTransactions:
         *,
         is_last: bool,
         failed: TransactionFailure | None = None,
-        watched: int | None = None,
+        outages_max: int = 0,
     ) -> TransactionOutcome:
         """Run the handler in one transaction. Raises a TransactionFailure if it has to be run again.
 
-        is_last: no retry is left. failed: why the previous one failed, which makes this one careful. watched:
-        see ``OutageWatch``.
+        is_last: no retry is left. failed: why the previous one failed, which makes this one careful.
+        outages_max: see ``OutageWatch``.
         """
         outcome = RunOutcome()
         skipped = len(events)
@@ -368,7 +377,7 @@ class SqlTransactions:
             (share,) = shares
             skipped = _index_of(events, share.first)
             todo = events[skipped:]
-            run = self._event_run(unit, failures_max, OutageWatch(self._policy, watched))
+            run = self._event_run(unit, failures_max, OutageWatch(self._policy, outages_max))
             if failed is None:
                 outcome = run.run_whole(todo, is_failure_accepted=is_last)
             else:
@@ -482,6 +491,16 @@ class SqlTransactions:
 
 
 _PAUSE_S_MAX: Final = 10.0
+
+
+def _joined(first: TransactionOutcome, second: TransactionOutcome) -> TransactionOutcome:
+    return TransactionOutcome(
+        first.processed + second.processed,
+        first.dead_letters + second.dead_letters,
+        first.parked + second.parked,
+        first.skipped + second.skipped,
+        second.next_sequence_number,
+    )
 
 
 def _index_of(events: Sequence[ReceivedEvent], number: int) -> int:

@@ -243,7 +243,7 @@ class EventRun:
             if not is_of_event(error):
                 raise
             self._raise_if_environment(error)
-            if self._outages is not None:
+            if self._outages is not None and not any(is_of(each, ErrorKind.DATA) for each in _causes(error)):
                 self._outages.failed(error, len(events))
             self._undo(savepoint)
             is_reported = has_returned and len(events) == 1
@@ -259,16 +259,23 @@ class EventRun:
         """
         failures = [each for each in call.dead_lettered.values() if each.is_failure]
         if self._outages is not None:
-            for each in failures:
-                self._outages.failed(each.error)
-            if len(failures) < len(events):
-                self._outages.succeeded()
+            self._watch(self._outages, call, events if failures else events[:1])
         if len(events) == 1 or not call.dead_lettered:
             return
         if self._failures_left is not None and len(failures) > self._failures_left:
             raise EventsFailedError
         if self._order is not None and self._order.is_overtaken(call.dead_lettered, events):
             raise EventsFailedError
+
+    @staticmethod
+    def _watch(outages: OutageWatch, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
+        """Note what became of the events, in their order. Raises OutageError."""
+        for event in events:
+            found = call.dead_lettered.get(event.sequence_number)
+            if found is not None and found.is_failure:
+                outages.failed(found.error)
+            else:
+                outages.succeeded()
 
     def _undo(self, savepoint: NestedTransaction) -> None:
         connection = self._unit.connection

@@ -31,10 +31,10 @@ class OutageError(Exception):
 class OutageWatch:
     """Watches the calls of one transaction."""
 
-    def __init__(self, policy: FailurePolicy, event_count: int | None = None) -> None:
-        """event_count: of the batch, whose events may be at fault; None: the first failure is an outage."""
+    def __init__(self, policy: FailurePolicy, failures_max: int = 0) -> None:
+        """failures_max: how many may be the fault of their events; 0: the first one is an outage."""
         self._policy = policy
-        self._failures_max = 0 if event_count is None else int(event_count * _SHARE)
+        self._failures_max = failures_max
         self._failures = 0
         self._in_a_row = 0
 
@@ -57,6 +57,11 @@ class OutageWatch:
     def succeeded(self) -> None:
         """Note that an event was processed."""
         self._in_a_row = 0
+
+
+def failures_of_events(event_count: int) -> int:
+    """How many failures may be the fault of their events, if no more of so many fail. Few show nothing."""
+    return int(event_count * _SHARE) if event_count >= 2 * _IN_A_ROW else 0
 
 
 class DeadLetterBudget:
