@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,27 @@ async def test_changes_that_come_together_are_written_together(world: _World) ->
     await asyncio.gather(*(world.put(f"checkpoint/{number}") for number in range(200)))
     assert world.engine.writes == [200] or world.engine.writes == [1, 199]
     assert len(world.names()) == 200
+
+
+async def test_changes_of_one_write_are_taken_in_with_pauses(world: _World) -> None:
+    """Each may displace a group of the index: 256 of them were a step of 45 ms, in which nothing else ran."""
+    passes, taken_in = 0, list[int]()
+
+    async def put(number: int) -> None:
+        await world.put(f"n{number}/hub/g/ownership/0")
+        taken_in.append(passes)
+
+    async def count() -> None:
+        nonlocal passes
+        while len(taken_in) < 100:
+            passes += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(100):
+            tasks.create_task(put(number))
+        tasks.create_task(count())
+    assert max(Counter(taken_in).values()) <= 10
 
 
 async def test_too_many_waiting_changes_are_refused(world: _World) -> None:
