@@ -719,6 +719,35 @@ async def test_a_strangers_body_does_not_hold_the_stop() -> None:
     assert ends == ["given up"]
 
 
+async def test_a_stranger_who_does_not_read_his_answer_makes_room() -> None:
+    """A page that anyone may read, asked for and not read, keeps no place for a minute; read, it is whole."""
+    size = 64 << 20  # more than the kernel takes
+
+    async def answer(request: Request) -> Response:
+        return Response(bytes(size if request.query_params else 1))
+
+    application = Starlette(routes=[Route("/", answer)])
+    server, (host, port), tasks = await _serve(application, admission=_admission(1))
+    async with asyncio.timeout(60):
+        for _ in range(2):
+            held_reader, held = await asyncio.open_connection(host, port, limit=1024)
+            held.write(b"GET /?large HTTP/1.1\r\nHost: a\r\n\r\n")
+            await held_reader.readexactly(100)
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b" 200 " in await reader.readuntil(b"\r\n\r\n")
+            assert len(await held_reader.read(-1)) < size  # cut off
+            for each in (held, writer):
+                each.close()
+                await each.wait_closed()
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /?large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert len(await reader.read(-1)) > size
+        writer.close()
+    await server.stop()
+    await tasks.close()
+
+
 async def test_a_stranger_whose_body_does_not_come_makes_room() -> None:
     """Those who announce a body and send nothing displace nobody: a newcomer takes their place at once."""
     server, (host, port), tasks = await _serve_bodies(admission=_admission(2))

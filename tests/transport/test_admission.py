@@ -35,8 +35,8 @@ def _admit_with_token(admission: Admission, host: str) -> Ticket:
     ticket = _admit(admission, host, Face.HTTP)
     assert ticket.begin_request(0) is None
     ticket.authenticate()
-    ticket.complete_request()
-    ticket.end_request()
+    ticket.set_waiting(False)
+    ticket.set_waiting(True)
     return ticket
 
 
@@ -105,15 +105,30 @@ def test_over_http_the_oldest_without_a_head_is_closed_first() -> None:
     admission = Admission(ConnectionLimits(connections_without_token_per_address_max=3))
     closed: list[Ticket] = []
     busy, slow, idle = (_closing(_admit(admission, "192.0.2.1", Face.HTTP), closed) for _ in range(3))
-    busy.complete_request()
-    idle.complete_request()
-    idle.end_request()
-    _admit(admission, "192.0.2.1", Face.HTTP).complete_request()
+    busy.set_waiting(False)
+    idle.set_waiting(False)
+    idle.set_waiting(True)
+    _admit(admission, "192.0.2.1", Face.HTTP).set_waiting(False)
     assert closed == [slow]
-    _admit(admission, "192.0.2.1", Face.HTTP).complete_request()
+    _admit(admission, "192.0.2.1", Face.HTTP).set_waiting(False)
     assert closed == [slow, idle]
     assert admission.admit(A, Face.HTTP, now=0) is Refusal.WITHOUT_TOKEN_ADDRESS
     _admit(admission, "192.0.2.2", Face.HTTP)
+
+
+def test_who_is_refused_waits_until_its_next_request() -> None:
+    """The answer to a wrong key is delayed: meanwhile it makes room for others, whatever it still sends."""
+    admission = Admission(ConnectionLimits(connections_without_token_max=1))
+    closed: list[Ticket] = []
+    refused = _closing(_admit(admission, "192.0.2.1", Face.HTTP), closed)
+    refused.keep_waiting()
+    refused.set_waiting(False)
+    next_one = _closing(_admit(admission, "192.0.2.1", Face.HTTP), closed)
+    assert closed == [refused]
+    next_one.keep_waiting()
+    assert next_one.begin_request(0) is None
+    next_one.set_waiting(False)
+    assert admission.admit(A, Face.HTTP, now=0) is Refusal.WITHOUT_TOKEN
 
 
 def test_health_has_places_of_its_own() -> None:
@@ -163,7 +178,7 @@ def test_clients_of_a_trusted_proxy_have_their_own_shares() -> None:
     admission = Admission(limits, trusted=TrustedProxies.parse(["10.0.0.0/8"]))
     first, second, third = (_admit(admission, "10.0.0.1", Face.HTTP) for _ in range(3))
     for ticket in (first, second, third):
-        ticket.complete_request()
+        ticket.set_waiting(False)
     assert first.move(A, 0) is None
     assert second.move(A, 0) is Refusal.WITHOUT_TOKEN_ADDRESS
     first.authenticate()
@@ -180,14 +195,14 @@ def test_over_http_each_request_needs_a_token_of_its_own() -> None:
     """Who had a token once has no place to keep without one: the limits of those without are for him, too."""
     admission = Admission(ConnectionLimits(connections_without_token_per_address_max=1))
     ticket, other = (_admit_with_token(admission, "192.0.2.1") for _ in range(2))
-    _admit(admission, "192.0.2.1", Face.HTTP).complete_request()
+    _admit(admission, "192.0.2.1", Face.HTTP).set_waiting(False)
     for _ in range(3):
         assert ticket.begin_request(0) is None
         ticket.authenticate()
-        ticket.end_request()
+        ticket.set_waiting(True)
     assert ticket.begin_request(0) is None
     assert (ticket.has_token, ticket.request_has_token) == (True, False)  # a token may still follow
-    ticket.end_request()
+    ticket.set_waiting(True)
     assert ticket.begin_request(0) is Refusal.WITHOUT_TOKEN_ADDRESS
     assert admission.statistics().open[Face.HTTP, True] == 2
     ticket.end()
@@ -199,11 +214,11 @@ def test_a_websocket_counts_as_amqp() -> None:
     admission = Admission(ConnectionLimits(connections_without_token_per_address_max=1))
     _admit(admission, "192.0.2.1")
     ticket = _admit(admission, "192.0.2.1", Face.HTTP)
-    ticket.complete_request()
+    ticket.set_waiting(False)
     assert ticket.become_amqp(0) is Refusal.WITHOUT_TOKEN_ADDRESS
     assert (ticket.face, ticket.is_waiting) == (Face.HTTP, False)
     other = _admit(admission, "192.0.2.2", Face.HTTP)
-    other.complete_request()
+    other.set_waiting(False)
     assert other.become_amqp(0) is None
     assert admission.statistics().open[Face.AMQP, False] == 2
 
@@ -252,7 +267,9 @@ def test_limits_hold_in_every_order(seed: int) -> None:
             some.authenticate()
         elif action == 4 and some.face is not Face.AMQP:
             if rng.randrange(3):
-                rng.choice([some.complete_request, some.end_request])()
+                some.set_waiting(rng.random() < 0.5)
+            elif rng.randrange(2):
+                some.keep_waiting()
             else:
                 some.begin_request(now)
         elif action == 5 and some.face is Face.HTTP:

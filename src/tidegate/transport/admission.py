@@ -8,11 +8,12 @@ and keeps it until it ends (a WebSocket keeps that of its HTTP request).
                                    connections_without_token_per_address_max
     HTTP beyond its limits         health_max more, which may only request /health
 
-A ticket *waits* until its peer has said what it wants: over AMQP until a token is accepted, over HTTP until a
-request is complete (without a token, including its body). At a limit, a waiting connection is displaced: the
-one that has waited longest, of the address with the most. So a client that opens many connections and sends
-nothing loses its own, not those of others. Over AMQP, a new connection displaces none of its own address that
-is younger than GRACE_S: otherwise a reconnecting fleet of devices would never complete a handshake.
+A ticket *waits* while its peer is next: over AMQP until a token is accepted, over HTTP while a request
+arrives, while its answer is to be read, and from its refusal until the next request. At a limit, a waiting
+connection is displaced: the one that has waited longest, of the address with the most. So a client that opens
+many connections and sends nothing loses its own, not those of others. Over AMQP, a new connection displaces
+none of its own address that is younger than GRACE_S: otherwise a reconnecting fleet of devices would never
+complete a handshake.
 """
 
 from __future__ import annotations
@@ -142,6 +143,7 @@ class Ticket:
         "has_token",
         "is_waiting",
         "request_has_token",
+        "stays_waiting",
     )
 
     def __init__(self, admission: Admission, address: _Address, face: Face, admitted_at: float) -> None:
@@ -154,6 +156,8 @@ class Ticket:
         """HTTP: until a request begins behind one that had no token."""
         self.request_has_token = False
         """HTTP: whether the token of the present request was accepted."""
+        self.stays_waiting = False
+        """HTTP: whether the present request is refused, or may be."""
         self.is_waiting = True
         self.close: Callable[[], object] = lambda: None
         """Aborts the connection. Set it as soon as there is one."""
@@ -179,18 +183,19 @@ class Ticket:
         Drops an earlier token if the request before had none. Returns the reason if there is no place without
         a token; nothing changes then.
         """
-        had_token, self.request_has_token = self.request_has_token, False
+        had_token, self.request_has_token, self.stays_waiting = self.request_has_token, False, False
         if self._admission is None or had_token or not self.has_token:
             return None
         return self._admission._enter_without_token(self, self._address, now)
 
-    def complete_request(self) -> None:
-        """HTTP: the request has arrived."""
-        self._count_as(has_token=self.has_token, is_waiting=False)
+    def keep_waiting(self) -> None:
+        """HTTP: the request is refused, or may be; its answer may be delayed."""
+        self.stays_waiting = True
+        self.set_waiting(True)
 
-    def end_request(self) -> None:
-        """HTTP: the request is answered; another may follow."""
-        self._count_as(has_token=self.has_token, is_waiting=True)
+    def set_waiting(self, is_waiting: bool) -> None:
+        """HTTP: whether the peer is next, or the service."""
+        self._count_as(has_token=self.has_token, is_waiting=is_waiting or self.stays_waiting)
 
     def move(self, address: IpAddress | None, now: float) -> Refusal | None:
         """HTTP: a trusted proxy says that the request comes from ``address``. Drops an earlier one's token.
@@ -220,6 +225,13 @@ def authenticate_peer(scope: Mapping[str, Any]) -> None:
     ticket = scope.get("state", {}).get(TICKET)
     if isinstance(ticket, Ticket):
         ticket.authenticate()
+
+
+def keep_waiting(scope: Mapping[str, Any]) -> None:
+    """Let the connection of an ASGI request make room for others, if it must."""
+    ticket = scope.get("state", {}).get(TICKET)
+    if isinstance(ticket, Ticket):
+        ticket.keep_waiting()
 
 
 class Admission:

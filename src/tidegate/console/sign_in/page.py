@@ -14,6 +14,7 @@ from tidegate.console.frame.rendering import page
 from tidegate.console.frame.sessions import Session, address_of, form_of, set_cookie
 from tidegate.model.connection_string import ConnectionString
 from tidegate.model.errors import ConnectionStringError, ServerBusyError, UnauthorizedError
+from tidegate.transport.admission import keep_waiting
 
 _FORM_BYTES_MAX: Final = 16 * 1024
 """Enough for a connection string and a URL; small because the sender is not signed in yet."""
@@ -57,6 +58,7 @@ class SignInPages(Pages):
     @post("/console/sign-in")
     async def sign_in(self, request: Request) -> Response:
         form = await read_form(request, bytes_max=_FORM_BYTES_MAX)
+        keep_waiting(request.scope)  # until its answer, which is delayed after wrong keys
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
         wanted = _own_address(fields.get("next", "/"))
         name, key, hub = (fields.get(each, "").strip() for each in ("policy", "key", "hub"))

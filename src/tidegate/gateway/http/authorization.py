@@ -14,10 +14,10 @@ from starlette.requests import HTTPConnection
 from tidegate.broker import Broker, Claim, Door, Grant, Peer
 from tidegate.model.audience import Audience, EntityPath
 from tidegate.model.clock import Clock
-from tidegate.model.errors import UnauthorizedError
+from tidegate.model.errors import TidegateError, UnauthorizedError
 from tidegate.model.sas import SIGNATURE_PREFIX
 from tidegate.model.validation import check_name_length
-from tidegate.transport.admission import authenticate_peer
+from tidegate.transport.admission import authenticate_peer, keep_waiting
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]*", re.ASCII)
 """The scheme of an ``Authorization`` header, in the form of those registered with IANA."""
@@ -39,7 +39,11 @@ class RequestAuthorizer:
         """
         for parameter, name in request.path_params.items():
             check_name_length(name, f"The {parameter} in the address")
-        grant = self._broker.authorize(self._token(request), Audience("", path), peer_of(request))
+        try:
+            grant = self._broker.authorize(self._token(request), Audience("", path), peer_of(request))
+        except TidegateError:
+            keep_waiting(request.scope)
+            raise
         now_utc = self._clock.now_utc()
         if not any(grant.permits(path, claim, now_utc=now_utc) for claim in claims):
             wanted = " or ".join(claim.value for claim in claims)

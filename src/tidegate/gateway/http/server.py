@@ -256,6 +256,7 @@ class _HttpProtocol(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._parser.is_held = True
+        self.ticket.set_waiting(True)
         self._start_write_timer()
         self._count_waiting()
 
@@ -267,8 +268,8 @@ class _HttpProtocol(H11Protocol):
         self._parser.is_held = False
         self._count_waiting()
         cycle: RequestResponseCycle | None = self.cycle
-        if cycle is None or cycle.response_complete:
-            self.ticket.end_request()
+        is_answered = cycle is None or cycle.response_complete
+        self.ticket.set_waiting(is_answered or self.conn.their_state is h11.SEND_BODY)
         super().resume_writing()
         if not self.transport.is_closing():
             self.handle_events()  # what was sent ahead
@@ -336,8 +337,7 @@ class _HttpProtocol(H11Protocol):
                 self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
-        if not self._parser.is_held:
-            self.ticket.end_request()
+        self.ticket.set_waiting(True)
         # Not kept until the next request: what was not read, and the head, which counts only until now.
         self.cycle.body.clear()
         self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
@@ -417,7 +417,7 @@ class _HttpProtocol(H11Protocol):
             return
         self._stop_timer()
         if not is_arriving:
-            self.ticket.complete_request()
+            self.ticket.set_waiting(self._parser.is_held)
 
     @property
     def _may_take_long(self) -> bool:

@@ -31,6 +31,7 @@ from tidegate.gateway.http.connected import while_connected
 from tidegate.gateway.http.server import HEADER_NAMES
 from tidegate.model.clock import Clock
 from tidegate.model.errors import ServerBusyError, TidegateError, UnauthorizedError
+from tidegate.transport.admission import keep_waiting
 from tidegate.transport.peers import TrustedProxies, site_at
 from tidegate.transport.sliced_work import SlicedWork
 from tidegate.wire.conditions import error_description
@@ -131,6 +132,7 @@ class BlobDoor(BaseRoute):
         if isinstance(error, BlobRefusedError):
             return error_answer(error.refusal, error.message, headers, retry_after_s=error.retry_after_s)
         if isinstance(error, UnauthorizedError):
+            keep_waiting(request.scope)
             await self._broker.key_guard.wait_before_answer(error)
             return error_answer(
                 Refusal.AUTHENTICATION_FAILED, Refusal.AUTHENTICATION_FAILED.sentence, headers
