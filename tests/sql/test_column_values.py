@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import array
 import enum
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from datetime import time as time_of_day
+from types import ModuleType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -265,12 +267,13 @@ def test_times_may_be_text(server_url: str, sql_type: Any, text: str, expected: 
     "make",
     [
         lambda: np.array([1.5, 2.5]),
+        lambda: np.array(5),
         lambda: array.array("f", [1.5]),
         lambda: pa.py_buffer(b"abc"),
         lambda: np.void(b"abc"),
         lambda: np.bytes_(b"abc"),
     ],
-    ids=["ndarray", "array", "Buffer", "void", "bytes_"],
+    ids=["ndarray", "ndarray without dimensions", "array", "Buffer", "void", "bytes_"],
 )
 def test_a_binary_column_takes_any_buffer(database: Database, make: Callable[[], Any]) -> None:
     """Embeddings and pictures come as arrays."""
@@ -279,7 +282,17 @@ def test_a_binary_column_takes_any_buffer(database: Database, make: Callable[[],
     assert _process(database, table, [value, None]) == BatchResult(2, 0, 0, 0, 2)
     with database.read() as connection:
         found = connection.execute(select(table.c.value).order_by(table.c.number)).scalars().all()
-    assert found == [bytes(value), None]
+    assert found == [memoryview(value).tobytes(), None]
+
+
+@pytest.mark.parametrize("value", [b"abc", bytearray(b"abc"), array.array("b", [1])], ids=repr)
+def test_bytes_are_bytes_while_another_thread_imports_numpy(
+    database: Database, monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    """Its module is there then, without its names: sound events of other partitions became dead letters."""
+    monkeypatch.setitem(sys.modules, "numpy", ModuleType("numpy"))
+    table = _numbered("meanwhile", Column("value", LargeBinary))
+    assert _process(database, table, [value]) == BatchResult(1, 0, 0, 0, 1)
 
 
 @pytest.mark.parametrize("value", [np.int64(5), np.float64(1.5), np.str_("abc"), np.bool_(True)], ids=repr)

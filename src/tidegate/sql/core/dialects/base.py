@@ -336,12 +336,15 @@ def is_bytes_like(value: object) -> bool:
 
     numpy's numbers and strings are buffers too, but mean a number or text.
     """
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic):
-        return isinstance(value, numpy.void | numpy.bytes_)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return True
+    # Another thread may be importing numpy, which then lacks names, and has made no values.
+    generic = getattr(sys.modules.get("numpy"), "generic", None)
+    if generic is not None and isinstance(value, generic):
+        return isinstance(value, sys.modules["numpy"].void | sys.modules["numpy"].bytes_)
     try:
         memoryview(value).release()  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, BufferError):
         return False
     return True
 

@@ -294,10 +294,13 @@ class MariadbDialect(SqlDialect):
 
 
 def _binary(value: object) -> bytes:
-    """What the driver's own is, but for numbers, of which it makes as many zero bytes. Raises TypeError."""
+    """What the driver's own is, but for what has a number: it makes as many zero bytes. Raises TypeError."""
+    if isinstance(value, bytes):
+        return value
     if not is_bytes_like(value):
         raise TypeError(f"{type(value).__name__} is not bytes")
-    return bytes(value)  # type: ignore[call-overload, no-any-return]
+    # ``bytes`` would take an array without dimensions for a number.
+    return memoryview(value).tobytes()  # type: ignore[arg-type]
 
 
 def _prepare(connection: Any, record: ConnectionPoolEntry) -> None:
