@@ -80,17 +80,22 @@ def reasons_of(part: str, parts: Mapping[str, Found]) -> list[str]:
     ]
     rows += [(each.what, each.what) for each in found.figures if not each.is_reached]
     groups: dict[int, list[str]] = {}
+    unexplained = []
     for name, row in rows:
         for index, reason in enumerate(REASONS):
             if re.fullmatch(reason.part, part) and re.fullmatch(reason.row, row):
                 groups.setdefault(index, []).append(name)
                 break
+        else:
+            unexplained.append(row)
     texts = []
     for index in sorted(groups):
         try:
             texts.append(f"**Why:** {REASONS[index].text(Run(parts), part, groups[index])}")
         except LookupError:
             continue  # Only some of the parts, or of the peers, were measured.
+    if unexplained:
+        texts.append(f"**Not explained:** {', '.join(unexplained)}.")
     return texts
 
 
@@ -161,6 +166,19 @@ def _tls_ingest(run: Run, part: str, names: Sequence[str]) -> str:
         "producer's 19 % are TLS (11 % OpenSSL's writes), and 22 % the socket and the copies of what it does "
         f"not take at once, 15 % without TLS. OpenSSL alone takes {_CRYPTO_US} µs an event on either side: "
         f"the bound, {busiest / (busiest + _CRYPTO_US):.2f}."
+    )
+
+
+def _partitions(run: Run, part: str, names: Sequence[str]) -> str:
+    one, many = (
+        run.one(part, f"ingest, {partitions}").cpu_us_per_event
+        for partitions in ("1 partition", "1,024 partitions")
+    )
+    return (
+        "batches of 1,024 partitions are smaller, and the table above has what one of them costs, beside as "
+        f"many of that size in one. In this run an event's ingest took {one:.1f} µs of CPU with one "
+        f"partition and {many:.1f} with 1,024. The bound is the rate of one partition, for which a producer "
+        "would wait until it has 1 MB for each of them, and hold 1 GB."
     )
 
 
@@ -364,6 +382,7 @@ def _sqlite_by_event(run: Run, part: str, names: Sequence[str]) -> str:
 REASONS: Final = (
     Reason("log|shapes|peers|spark", r".*; [\d,]+ events/s", _rates),
     Reason("shapes", "ingest, TLS; .*", _tls_ingest),
+    Reason("shapes", ".*, 1,024 partitions; .*, 1 partition", _partitions),
     Reason("peers", "ingest, our producer; ingest, NATS", _ingest),
     Reason("peers", "delivery, our consumer; delivery, (NATS|Redis)", _delivery),
     Reason("processor", "host, .* → SQLite; SQLite executemany", _host_sqlite),

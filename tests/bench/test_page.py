@@ -65,6 +65,15 @@ def test_a_target_that_is_missed_is_explained_below_its_table(docs: Path) -> Non
     assert "**Why:**" not in (docs / "benchmarks.md").read_text()
 
 
+def test_a_missed_row_without_a_reason_is_named(docs: Path) -> None:
+    """Protects readers from a miss that looks explained by the paragraph of another row."""
+    figures = [Figure("start after a clean stop, 1 GB", 0.9, "s", 0.7), Figure("nonsense", 2.0, "MB", 1.0)]
+    page.write_page({"footprint": Found(figures=figures)}, rounds=1)
+    text = (docs / "benchmarks.md").read_text()
+    assert "**Why:** start after a clean stop" in text
+    assert text.rstrip().endswith("**Not explained:** nonsense.")
+
+
 def test_each_part_of_the_page_with_a_missed_target_says_why() -> None:
     """Protects the page in the tree from rows that no paragraph explains."""
     text = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
@@ -72,6 +81,7 @@ def test_each_part_of_the_page_with_a_missed_target_says_why() -> None:
     missed = [part for part in parts if "**not reached**" in part]
     assert missed
     assert [part.partition("\n")[0] for part in missed if "\n**Why:** " not in part] == []
+    assert "**Not explained:**" not in text
 
 
 def test_picture_is_an_svg_with_a_bar_for_each_value() -> None:
