@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.measure import Figure, Found, Measurement
-from bench.targets import EXACTLY_ONCE_RATIO, targets_of
+from bench.targets import EXACTLY_ONCE_RATIO, KAFKA_READ, targets_of
 
 _CORES: Final = 2
 _QUIET_EVENTS_PER_S: Final = {
@@ -34,9 +34,11 @@ _IN_APPENDS: Final = 0.47
 _CPU_MS_PER_KEYED_CALL: Final = 0.75
 """Of service, publisher and host together for a call of the handler, with one or two events."""
 
-
 _CRYPTO_US: Final = 0.4
 """Of OpenSSL alone for an event of 1 KB on each side (``openssl speed``, AES-256-GCM, pieces of 16 KB)."""
+_SESSION_KB: Final = 25.5
+"""Of OpenSSL alone for a session after its handshake and 3 KB of data, with the two pipes that its bytes go
+through (2,000 of them in a process that does nothing else; 21.4 without the data)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +190,18 @@ def _delivery(run: Run, part: str, names: Sequence[str]) -> str:
     client = ours.cpu_us_per_event - service
     peers = {
         name: run.one(part, f"delivery, {name}").events_per_s
-        for name in ("NATS", "Redis")
+        for name in ("NATS", "Redis", "Kafka")
         if f"delivery, {name}" in ours.baselines
     }
-    best = " and ".join(f"{1e6 / client / rate:.2f} × {name}" for name, rate in peers.items())
-    alone = " and ".join(f"{1e6 / service / rate:.1f} × {name}" for name, rate in peers.items())
+    best = ", ".join(f"{1e6 / client / rate:.2f} × {name}" for name, rate in peers.items())
+    alone = ", ".join(f"{1e6 / service / rate:.1f} × {name}" for name, rate in peers.items())
     return (
         f"the consumer is the limit, with {client:.1f} µs of CPU an event, "
         f"{ours.client_cpu_s / ours.wall_s:.0%} of a core, beside {service:.1f} in the service. If the "
         f"service cost nothing, {best} would be the most. Profile of the consumer: 24 % making an object of "
         "each event, 14 % its body, 23 % the loop that looks at them and frees them, 20 % frames, 14 % the "
-        "socket; the peers' clients here only count marks in a stream of bytes. The service alone could "
-        f"deliver {alone}: the bound for a client without objects."
+        "socket; NATS' and Redis' clients here only count marks in a stream of bytes, and Kafka's events "
+        f"have no headers. The service alone could deliver {alone}: the bound for a client without objects."
     )
 
 
@@ -276,6 +278,16 @@ def _start(run: Run, part: str, names: Sequence[str]) -> str:
     )
 
 
+def _idle_tls(run: Run, part: str, names: Sequence[str]) -> str:
+    plain = next(
+        each.value for each in run.parts[part].figures if each.what.endswith("idle plain connections")
+    )
+    return (
+        f"OpenSSL alone takes {_SESSION_KB} KB for each: the bound. A plain connection takes {plain:.1f}: "
+        "together more than 50. Few take less, in memory that is left from the start."
+    )
+
+
 def _keyed(run: Run, part: str, names: Sequence[str]) -> str:
     calls = _CORES / _CPU_MS_PER_KEYED_CALL * 1e3
     return (
@@ -288,6 +300,22 @@ def _keyed(run: Run, part: str, names: Sequence[str]) -> str:
         "10,000 a second; events gather in batches (20 in the profile) and queue. The bound is 0.2 ms a "
         "batch, of all three. Another design would be transfers with events of many keys, which AMQP "
         "clients of Event Hubs do not have."
+    )
+
+
+def _spark_read(run: Run, part: str, names: Sequence[str]) -> str:
+    kafka = sorted(each.events_per_s for each in run.parts[part].baselines if each.name == KAFKA_READ)
+    bounds = []
+    for name in names:
+        ours = run.one(part, name)
+        spark = ours.cpu_us_per_event - ours.service_us_per_event
+        ratio = ours.baselines[KAFKA_READ]
+        most = ratio * ours.cpu_us_per_event / spark
+        bounds.append(f"{name} {most:.2f} ({spark:.1f} of {ours.cpu_us_per_event:.1f} µs)")
+    return (
+        f"Kafka's reads, between ours, made {kafka[0]:,.0f} to {kafka[-1]:,.0f} events/s, and a ratio moves "
+        "as much. Both cores are busy, so if the service cost nothing, these would be the most (in "
+        f"brackets the CPU of Spark, and of both, for an event): {'; '.join(bounds)}."
     )
 
 
@@ -381,15 +409,17 @@ def _sqlite_by_event(run: Run, part: str, names: Sequence[str]) -> str:
 
 REASONS: Final = (
     Reason("log|shapes|peers|spark", r".*; [\d,]+ events/s", _rates),
+    Reason("spark", f"Spark read .*; {KAFKA_READ}", _spark_read),
     Reason("shapes", "ingest, TLS; .*", _tls_ingest),
     Reason("shapes", ".*, 1,024 partitions; .*, 1 partition", _partitions),
     Reason("peers", "ingest, our producer; ingest, NATS", _ingest),
-    Reason("peers", "delivery, our consumer; delivery, (NATS|Redis)", _delivery),
+    Reason("peers", "delivery, our consumer; delivery, .*", _delivery),
     Reason("processor", "host, .* → SQLite; SQLite executemany", _host_sqlite),
     Reason("processor", "host, .* → PostgreSQL; PostgreSQL COPY", _host_copy),
     Reason("processor", "host, executemany → PostgreSQL; PostgreSQL executemany", _host_postgresql),
     Reason("small-sends", ".*: user CPU", _small_sends),
     Reason("footprint", "start after .*", _start),
+    Reason("footprint", "each of .* idle TLS connections", _idle_tls),
     Reason("keyed", "publish → handler, .*", _keyed),
     Reason(
         "spark-state",
