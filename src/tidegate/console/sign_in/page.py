@@ -39,6 +39,7 @@ class SignInPages(Pages):
         problem: UnauthorizedError | ServerBusyError | None = None
         # A program that only looks at the link, as chats do, must not use it up: many ask by HEAD.
         if secret is not None and request.method == "GET":
+            keep_waiting(request.scope)
             try:
                 session = await self.console.sessions.sign_in_by_link(secret, address=address_of(request))
             except (UnauthorizedError, ServerBusyError) as error:

@@ -6,8 +6,8 @@ transaction is rolled back and retried after the policy's delays. After the last
 finds the events that fail (``event_runs``); the policy's action applies to them.
 
 If it fails because of an outage (``outages``), nothing is committed and ``process`` raises; the next call
-tries one event, and more at a time while they succeed. If an event fails again and another one succeeds, the
-first is at fault, not an outage: the policy applies to it, so that each such call comes further.
+tries one event, and the others only if the outage is over. If the first event fails again and another one
+succeeds, the first is at fault, not an outage. So are many in a row if many others succeed.
 
 A ``Pipeline`` whose failed events simply become dead letters runs before anything is locked (``batch``).
 
@@ -18,6 +18,7 @@ transaction (``handling.Calls``).
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import threading
 from bisect import bisect_left
@@ -57,12 +58,7 @@ from tidegate.sql.handlers.event_runs import (
 )
 from tidegate.sql.handlers.forms import HandlerForm
 from tidegate.sql.handlers.handling import Calls
-from tidegate.sql.handlers.outages import (
-    DeadLetterBudget,
-    OutageError,
-    OutageWatch,
-    failures_of_events,
-)
+from tidegate.sql.handlers.outages import OTHERS_TRIED, DeadLetterBudget, OutageError, OutageWatch
 from tidegate.sql.handlers.pipeline import Pipeline
 from tidegate.sql.outbox.writer import Outbox
 
@@ -183,15 +179,19 @@ class SqlTransactions:
         return outcome
 
     async def _attempt(
-        self, scope: BatchScope, events: Sequence[ReceivedEvent], *, failures_max: int = 0
+        self,
+        scope: BatchScope,
+        events: Sequence[ReceivedEvent],
+        *,
+        make_watch: Callable[[], OutageWatch] | None = None,
     ) -> TransactionOutcome:
         """Commit a batch. Raises OutageError.
 
-        failures_max: how many failures as in an outage may be the fault of their events.
+        make_watch: for each transaction; None: the first failure as in an outage is one.
         """
         pipeline, retry = self._form.pipeline, self._policy.retry
         is_stored_here = self._store_failed is None
-        if pipeline is not None and self._policy.is_plain and is_stored_here and not failures_max:
+        if pipeline is not None and self._policy.is_plain and is_stored_here and make_watch is None:
             done = await self._in_thread(partial(self._commit_rows, pipeline, scope, events))
             if done is not None:
                 return done
@@ -199,7 +199,7 @@ class SqlTransactions:
             is_last = retries_done == retry.retries_max
             try:
                 return await self._in_thread(
-                    partial(self._run, scope, events, is_last=is_last, outages_max=failures_max)
+                    partial(self._run, scope, events, is_last=is_last, make_watch=make_watch)
                 )
             except (EventsFailedError, RowsRefusedError) as failed:
                 last_failure = failed
@@ -212,59 +212,65 @@ class SqlTransactions:
         return await self._in_thread(
             partial(
                 repeat_carefully,
-                lambda why: self._run(scope, events, is_last=True, failed=why, outages_max=failures_max),
+                lambda why: self._run(scope, events, is_last=True, failed=why, make_watch=make_watch),
                 last_failure,
             )
         )
 
     async def _resume(self, scope: BatchScope, events: Sequence[ReceivedEvent]) -> TransactionOutcome:
-        """Commit a batch after an outage: one event, then more at a time while they succeed.
-
-        An event that fails alone as in an outage is at fault if another one succeeds.
-        """
+        """Commit a batch after an outage: its first event, and the others if that succeeds."""
         done = _index_of(events, self._done_until)
-        start = max(scope.start, min(self._done_until, scope.until))
-        total = TransactionOutcome(0, 0, 0, done, start)
-        rest, size = events[done:], 1
-        while True:
-            part, later = rest[:size], rest[size:]
-            until = later[0].sequence_number if later else scope.until
-            of_part = replace(scope, start=start, until=until, history_id=scope.history_at(until))
-            try:
-                found = await self._attempt(of_part, part, failures_max=failures_of_events(len(part)))
-                size *= 2
-            except OutageError:
-                if len(part) > 1:
-                    size = 1
-                    continue
-                if not await self._is_outage_over(later, has_succeeded=total.processed > 0):
-                    raise
-                found = await self._attempt(of_part, part, failures_max=1)
-                size = 1
-            total = _joined(total, found)
-            if not later or found.next_sequence_number < until:
-                return total
-            rest, start = later, until
+        scope, events = (
+            replace(scope, start=max(scope.start, min(self._done_until, scope.until))),
+            events[done:],
+        )
+        if not events:
+            return await self._attempt(scope, events)
+        until = events[0].sequence_number + 1
+        try:
+            first = await self._attempt(replace(scope, until=until), events[:1])
+        except OutageError:
+            others = events[1:]
+            if not others or not await self._in_thread(partial(self._succeeds, self._random.choice(others))):
+                raise
+            first = TransactionOutcome(0, 0, 0, 0, scope.start)
+        else:
+            scope, events = replace(scope, start=until), events[1:]
+        if not events:
+            return replace(first, skipped=first.skipped + done)
+        rest = await self._commit_rest(scope, events)
+        return TransactionOutcome(
+            first.processed + rest.processed,
+            first.dead_letters + rest.dead_letters,
+            first.parked + rest.parked,
+            first.skipped + rest.skipped + done,
+            rest.next_sequence_number,
+        )
 
-    async def _is_outage_over(self, others: Sequence[ReceivedEvent], *, has_succeeded: bool) -> bool:
-        """Whether the handler succeeds for one of ``others``; if there are none, whether it just has."""
-        if not others:
-            return has_succeeded
-        return await self._in_thread(partial(self._succeeds, self._random.choice(others)))
+    async def _commit_rest(self, scope: BatchScope, events: Sequence[ReceivedEvent]) -> TransactionOutcome:
+        """Commit events of which one succeeded: those that fail as in an outage may be at fault."""
+        watch = partial(OutageWatch, self._policy, len(events))
+        try:
+            return await self._attempt(scope, events, make_watch=watch)
+        except OutageError:
+            others = self._random.sample(events, min(OTHERS_TRIED, len(events)))
+            if not await self._in_thread(lambda: all(map(self._succeeds, others))):
+                raise
+        return await self._attempt(scope, events, make_watch=partial(watch, in_a_row_max=math.inf))
 
     def _succeeds(self, event: ReceivedEvent) -> bool:
-        """Whether the handler succeeds for an event; its effects are rolled back."""
+        """Whether the handler is called for an event, and succeeds; its effects are rolled back."""
         unit = UnitOfWork(
             self._database, self._consumer, owner=self._lease.owner, lease_epoch=self._lease.epoch
         )
         with unit, self._abandonable(unit):
             try:
-                self._event_run(unit, None, None).run_whole([event], is_failure_accepted=False)
+                outcome = self._event_run(unit, None, None).run_whole([event], is_failure_accepted=False)
             except (EventsFailedError, OutageError):
                 return False
             finally:
                 unit.rollback()
-        return True
+        return not outcome.held
 
     def _paused(self, outage: OutageError) -> PartitionPausedError:
         error = outage.__cause__
@@ -359,12 +365,12 @@ class SqlTransactions:
         *,
         is_last: bool,
         failed: TransactionFailure | None = None,
-        outages_max: int = 0,
+        make_watch: Callable[[], OutageWatch] | None = None,
     ) -> TransactionOutcome:
         """Run the handler in one transaction. Raises a TransactionFailure if it has to be run again.
 
         is_last: no retry is left. failed: why the previous one failed, which makes this one careful.
-        outages_max: see ``OutageWatch``.
+        make_watch: see ``_attempt``.
         """
         outcome = RunOutcome()
         skipped = len(events)
@@ -377,7 +383,9 @@ class SqlTransactions:
             (share,) = shares
             skipped = _index_of(events, share.first)
             todo = events[skipped:]
-            run = self._event_run(unit, failures_max, OutageWatch(self._policy, outages_max))
+            run = self._event_run(
+                unit, failures_max, OutageWatch(self._policy) if make_watch is None else make_watch()
+            )
             if failed is None:
                 outcome = run.run_whole(todo, is_failure_accepted=is_last)
             else:
@@ -491,16 +499,6 @@ class SqlTransactions:
 
 
 _PAUSE_S_MAX: Final = 10.0
-
-
-def _joined(first: TransactionOutcome, second: TransactionOutcome) -> TransactionOutcome:
-    return TransactionOutcome(
-        first.processed + second.processed,
-        first.dead_letters + second.dead_letters,
-        first.parked + second.parked,
-        first.skipped + second.skipped,
-        second.next_sequence_number,
-    )
 
 
 def _index_of(events: Sequence[ReceivedEvent], number: int) -> int:

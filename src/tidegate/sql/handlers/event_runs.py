@@ -243,7 +243,7 @@ class EventRun:
             if not is_of_event(error):
                 raise
             self._raise_if_environment(error)
-            if self._outages is not None and not any(is_of(each, ErrorKind.DATA) for each in _causes(error)):
+            if self._outages is not None:
                 self._outages.failed(error, len(events))
             self._undo(savepoint)
             is_reported = has_returned and len(events) == 1
