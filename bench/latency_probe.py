@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from bench import spark_stages
 from bench.spark_stages import readings
-from tidegate.spark.runtime.workers import freeze_loaded_modules
+from tidegate.spark.runtime.workers import end_quietly_if_planning, freeze_loaded_modules
 from tidegate.transport.clock import SystemClock
 
 PARTITIONS: Final = 16
@@ -133,6 +133,10 @@ def _source() -> type[DataSource]:
             assert cursor.rowcount == 1
 
     class Source(DataSource):
+        def __init__(self, options: dict[str, str]) -> None:
+            super().__init__(options)
+            end_quietly_if_planning()
+
         @classmethod
         def name(cls) -> str:
             return "by-hand"
@@ -141,9 +145,11 @@ def _source() -> type[DataSource]:
             return _SCHEMA
 
         def streamReader(self, schema: StructType) -> Reader:  # noqa: N802 - Spark's name
+            end_quietly_if_planning()
             return Reader(int(self.options["rate"]), float(self.options["began"]))
 
         def streamWriter(self, schema: StructType, overwrite: bool) -> Writer:  # noqa: N802 - Spark's name
+            end_quietly_if_planning()
             return Writer(self.options["database"])
 
     return Source

@@ -44,7 +44,7 @@ from bench.stages import PROPERTIES
 from tidegate.client import EventHubProducer
 from tidegate.model.events import EventData
 from tidegate.spark import register, run_pipeline, spark_session
-from tidegate.spark.runtime.workers import freeze_loaded_modules
+from tidegate.spark.runtime.workers import end_quietly_if_planning, freeze_loaded_modules
 from tidegate.sql import Database, Pipeline
 from tidegate.testing.hub import HubProcess
 
@@ -154,6 +154,10 @@ def _source_of_nothing() -> type[DataSource]:
             yield (partition.value,)
 
     class Source(DataSource):
+        def __init__(self, options: dict[str, str]) -> None:
+            super().__init__(options)
+            end_quietly_if_planning()
+
         @classmethod
         def name(cls) -> str:
             return "nothing"
@@ -162,6 +166,7 @@ def _source_of_nothing() -> type[DataSource]:
             return "task int"
 
         def streamReader(self, schema: StructType) -> Reader:  # noqa: N802 - Spark's name
+            end_quietly_if_planning()
             return Reader(int(self.options["tasks"]))
 
     return Source
