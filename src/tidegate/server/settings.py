@@ -85,10 +85,10 @@ class ServerSettings:
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks (``10.0.0.0/8``) of your own proxies in front of HTTP: the address of a client
     is then the last one in ``X-Forwarded-For`` or ``Forwarded``. Each proxy must append the address that it
-    sees, or replace the header, and remove the other header: requests whose headers disagree count as the
-    proxy's, and share the limits of one address. If a proxy sends ``X-Forwarded-Proto: https``, the console's
-    cookies are marked as secure. Requests from these addresses never count as from this machine: list every
-    proxy and TCP forwarder on it."""
+    sees, or replace the header, and remove the other header: requests whose headers disagree count as one
+    unknown client behind the proxy, and share the limits of one address. If a proxy sends
+    ``X-Forwarded-Proto: https``, the console's cookies are marked as secure. Requests from these
+    addresses never count as from this machine: list every proxy and TCP forwarder on it."""
     hsts_max_age_s: NotNegative | None = None
     """Seconds for which browsers that have used HTTPS refuse plain HTTP to this host, on every port
     (Strict-Transport-Security); None: no such header. It cannot be revoked before it expires."""

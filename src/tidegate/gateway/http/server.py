@@ -440,9 +440,9 @@ class _HttpProtocol(H11Protocol):
             headers = [(name.lower(), value) for name, value in request.headers]
             address = trusted.client_address(self._peer, headers)
             self._share.join(None if address is None else site_of(address))
-            # For the audit trail and for wrong keys, an unknown client counts as the proxy; for limits, from
-            # which a proxy's own address is exempt, all unknown clients share those of one address.
-            name = str(self._peer if address is None else address)
+            # All unknown clients share the limits of one address, also for wrong keys: as the proxy's, they
+            # would have correct keys refused to those who share its address.
+            name = f"unknown behind {self._peer}" if address is None else str(address)
             self.client = (name, 0)
             if self._waiting is not None:
                 self._waiting.address = site_at(name)
