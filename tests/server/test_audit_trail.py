@@ -181,7 +181,7 @@ def test_a_client_that_two_headers_disagree_about_is_unknown(tmp_path: Path) -> 
         assert browser.post("/console/sign-in", fields, headers=forged).status == 303
         assert (_newest(service)["action"], _newest(service)["address"]) == (
             "signIn",
-            "unknown behind 127.0.0.1",
+            "unknown-behind-127.0.0.1",
         )
         statuses = []
         with contextlib.ExitStack() as stack:

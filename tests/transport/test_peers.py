@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.model.errors import InvalidArgumentError
 from tidegate.transport import peers
-from tidegate.transport.peers import TrustedProxies, _said_of, parse_address
+from tidegate.transport.peers import TrustedProxies, _said_of, address_in, parse_address, site_in
 
 PROXIES = TrustedProxies.parse(["10.0.0.0/8", "fd00::7"])
 
@@ -138,3 +138,10 @@ def test_trusted_proxy_must_be_an_address_or_a_network(name: str) -> None:
     """A typing mistake does not silently trust nobody, or too many."""
     with pytest.raises(InvalidArgumentError, match="trusted proxy"):
         TrustedProxies.parse([name])
+
+
+def test_the_name_of_an_unknown_client_is_whole_over_websockets() -> None:
+    """It is no address, so it shares no address's limits, and says behind which proxy it is."""
+    assert address_in("unknown-behind-10.0.0.1:0 (WebSocket)") == "unknown-behind-10.0.0.1"
+    assert address_in("unknown-behind-::1:0 (WebSocket)") == "unknown-behind-::1"
+    assert site_in("unknown-behind-10.0.0.1:0 (WebSocket)") is None

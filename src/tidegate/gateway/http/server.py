@@ -442,7 +442,7 @@ class _HttpProtocol(H11Protocol):
             self._share.join(None if address is None else site_of(address))
             # All unknown clients share the limits of one address, also for wrong keys: as the proxy's, they
             # would have correct keys refused to those who share its address.
-            name = f"unknown behind {self._peer}" if address is None else str(address)
+            name = f"unknown-behind-{self._peer}" if address is None else str(address)
             self.client = (name, 0)
             if self._waiting is not None:
                 self._waiting.address = site_at(name)

@@ -7,7 +7,7 @@ finds the events that fail (``event_runs``); the policy's action applies to them
 
 If it fails because of an outage (``outages``), nothing is committed and ``process`` raises; the next call
 tries one event, and the others only if the outage is over. If the first event fails again and another one
-succeeds, the first is at fault, not an outage. So are many in a row if many others succeed.
+succeeds, the first is at fault, not an outage.
 
 A ``Pipeline`` whose failed events simply become dead letters runs before anything is locked (``batch``).
 
@@ -18,7 +18,6 @@ transaction (``handling.Calls``).
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import threading
 from bisect import bisect_left
@@ -58,7 +57,7 @@ from tidegate.sql.handlers.event_runs import (
 )
 from tidegate.sql.handlers.forms import HandlerForm
 from tidegate.sql.handlers.handling import Calls
-from tidegate.sql.handlers.outages import OTHERS_TRIED, DeadLetterBudget, OutageError, OutageWatch
+from tidegate.sql.handlers.outages import DeadLetterBudget, OutageError, OutageWatch
 from tidegate.sql.handlers.pipeline import Pipeline
 from tidegate.sql.outbox.writer import Outbox
 
@@ -179,19 +178,16 @@ class SqlTransactions:
         return outcome
 
     async def _attempt(
-        self,
-        scope: BatchScope,
-        events: Sequence[ReceivedEvent],
-        *,
-        make_watch: Callable[[], OutageWatch] | None = None,
+        self, scope: BatchScope, events: Sequence[ReceivedEvent], *, is_outage_over: bool = False
     ) -> TransactionOutcome:
         """Commit a batch. Raises OutageError.
 
-        make_watch: for each transaction; None: the first failure as in an outage is one.
+        is_outage_over: True: an event that fails as in an outage may be at fault.
         """
         pipeline, retry = self._form.pipeline, self._policy.retry
+        watched = len(events) if is_outage_over else None
         is_stored_here = self._store_failed is None
-        if pipeline is not None and self._policy.is_plain and is_stored_here and make_watch is None:
+        if pipeline is not None and self._policy.is_plain and is_stored_here and not is_outage_over:
             done = await self._in_thread(partial(self._commit_rows, pipeline, scope, events))
             if done is not None:
                 return done
@@ -199,7 +195,7 @@ class SqlTransactions:
             is_last = retries_done == retry.retries_max
             try:
                 return await self._in_thread(
-                    partial(self._run, scope, events, is_last=is_last, make_watch=make_watch)
+                    partial(self._run, scope, events, is_last=is_last, watched=watched)
                 )
             except (EventsFailedError, RowsRefusedError) as failed:
                 last_failure = failed
@@ -212,7 +208,7 @@ class SqlTransactions:
         return await self._in_thread(
             partial(
                 repeat_carefully,
-                lambda why: self._run(scope, events, is_last=True, failed=why, make_watch=make_watch),
+                lambda why: self._run(scope, events, is_last=True, failed=why, watched=watched),
                 last_failure,
             )
         )
@@ -238,7 +234,7 @@ class SqlTransactions:
             scope, events = replace(scope, start=until), events[1:]
         if not events:
             return replace(first, skipped=first.skipped + done)
-        rest = await self._commit_rest(scope, events)
+        rest = await self._attempt(scope, events, is_outage_over=True)
         return TransactionOutcome(
             first.processed + rest.processed,
             first.dead_letters + rest.dead_letters,
@@ -246,17 +242,6 @@ class SqlTransactions:
             first.skipped + rest.skipped + done,
             rest.next_sequence_number,
         )
-
-    async def _commit_rest(self, scope: BatchScope, events: Sequence[ReceivedEvent]) -> TransactionOutcome:
-        """Commit events of which one succeeded: those that fail as in an outage may be at fault."""
-        watch = partial(OutageWatch, self._policy, len(events))
-        try:
-            return await self._attempt(scope, events, make_watch=watch)
-        except OutageError:
-            others = self._random.sample(events, min(OTHERS_TRIED, len(events)))
-            if not await self._in_thread(lambda: all(map(self._succeeds, others))):
-                raise
-        return await self._attempt(scope, events, make_watch=partial(watch, in_a_row_max=math.inf))
 
     def _succeeds(self, event: ReceivedEvent) -> bool:
         """Whether the handler is called for an event, and succeeds; its effects are rolled back."""
@@ -365,12 +350,12 @@ class SqlTransactions:
         *,
         is_last: bool,
         failed: TransactionFailure | None = None,
-        make_watch: Callable[[], OutageWatch] | None = None,
+        watched: int | None = None,
     ) -> TransactionOutcome:
         """Run the handler in one transaction. Raises a TransactionFailure if it has to be run again.
 
-        is_last: no retry is left. failed: why the previous one failed, which makes this one careful.
-        make_watch: see ``_attempt``.
+        is_last: no retry is left. failed: why the previous one failed, which makes this one careful. watched:
+        see ``OutageWatch``.
         """
         outcome = RunOutcome()
         skipped = len(events)
@@ -383,9 +368,7 @@ class SqlTransactions:
             (share,) = shares
             skipped = _index_of(events, share.first)
             todo = events[skipped:]
-            run = self._event_run(
-                unit, failures_max, OutageWatch(self._policy) if make_watch is None else make_watch()
-            )
+            run = self._event_run(unit, failures_max, OutageWatch(self._policy, watched))
             if failed is None:
                 outcome = run.run_whole(todo, is_failure_accepted=is_last)
             else:

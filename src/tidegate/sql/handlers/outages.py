@@ -12,17 +12,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from tidegate.processor.policies import FailurePolicy
-from tidegate.sql.core.dialects.base import ErrorKind
-from tidegate.sql.core.failures import is_of
 
 _SHARE: Final = 0.5
 """More failures than this fraction of a batch are an outage (our choice)."""
 _IN_A_ROW: Final = 5
 """As many failing events without a success between them are one as well (our choice): each may have waited
 for a time-out."""
-OTHERS_TRIED: Final = 20
-"""If so many others succeed, those in a row are at fault (our choice: if three in ten events need what is
-away, one in a thousand such trials misjudges it)."""
 _WINDOW_S: Final = 60.0
 
 
@@ -36,36 +31,23 @@ class OutageError(Exception):
 class OutageWatch:
     """Watches the calls of one transaction."""
 
-    def __init__(
-        self,
-        policy: FailurePolicy,
-        event_count: int | None = None,
-        *,
-        in_a_row_max: float = _IN_A_ROW,
-    ) -> None:
-        """event_count: of the batch, whose events may be at fault; None: the first failure is an outage.
-        in_a_row_max: so many without a success between them are one; infinite: however many are not."""
+    def __init__(self, policy: FailurePolicy, event_count: int | None = None) -> None:
+        """event_count: of the batch, whose events may be at fault; None: the first failure is an outage."""
         self._policy = policy
         self._failures_max = 0 if event_count is None else int(event_count * _SHARE)
         self._failures = 0
-        self._in_a_row_max = in_a_row_max
         self._in_a_row = 0
 
     def failed(self, error: BaseException | None, event_count: int = 1) -> None:
         """Note that a call with so many events failed. Raises OutageError if it was due to an outage."""
-        if error is None or not any(self._is_outage(each) for each in _chain(error)):
+        if error is None or not any(isinstance(each, self._policy.outages) for each in _chain(error)):
             return
         if event_count > 1 and self._failures_max:
             return  # the events will be tried alone
         self._failures += 1
         self._in_a_row += 1
-        if self._failures > self._failures_max or self._in_a_row >= self._in_a_row_max:
+        if self._failures > self._failures_max or self._in_a_row >= _IN_A_ROW:
             raise OutageError from error
-
-    def _is_outage(self, error: BaseException) -> bool:
-        # What a database refuses for its values is the event's, whatever the type: 54000 ("value too long for
-        # its index") is an OperationalError of psycopg.
-        return isinstance(error, self._policy.outages) and not is_of(error, ErrorKind.DATA)
 
     def failed_together(self, error: BaseException, event_count: int) -> None:
         """The same for a call whose events are tried alone, and noted, within the handler's call."""
