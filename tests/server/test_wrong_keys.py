@@ -6,8 +6,10 @@ import re
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from email.utils import formatdate
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from socket import create_connection
@@ -28,6 +30,8 @@ from tidegate.amqp.events import (
 )
 from tidegate.amqp.message import Message, decode_message, encode_message
 from tidegate.broker import ROOT_POLICY_NAME, attempts
+from tidegate.broker import Door as BrokerDoor
+from tidegate.broker.blobs.accounts import account_name
 from tidegate.model.sas import make_sas_token
 from tidegate.server.app import TidegateServer
 from tidegate.testing.hub import HubService
@@ -157,6 +161,16 @@ def _console(service: HubService, name: str, key: str) -> int:
     return _ask(service, "POST", "/console/sign-in", urlencode({"policy": name, "key": key}), headers).status
 
 
+def _console_link(service: HubService, name: str, key: str) -> int:
+    return _ask(service, "GET", f"/console/sign-in?{urlencode({'link': key})}", "", {}).status
+
+
+def _blobs(service: HubService, name: str, key: str) -> int:
+    account, signature = account_name(None), b64encode(key.encode()).decode()
+    headers = {"Authorization": f"SharedKey {account}:{signature}", "x-ms-date": formatdate(usegmt=True)}
+    return _ask(service, "GET", f"/{account}/store?restype=container", "", headers).status
+
+
 Door = Callable[[HubService, str, str], int]
 DOORS: list[tuple[Door, str, str]] = [
     (_put_token, "by-token", "amqp"),
@@ -243,6 +257,33 @@ def test_a_late_answer_comes_before_the_connection_ends(
     config.write_text("authentication_timeout_s = 2.0")
     with HubService(tmp_path / "data", config=config, root_key=RIGHT) as service:
         assert _put_token(service, ROOT_POLICY_NAME, "wrong") == 401
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", [_http, _admin, _console, _console_link, _blobs])
+def test_a_late_answer_over_http_keeps_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: Door
+) -> None:
+    """Delayed answers would take all the places of clients without a token."""
+    monkeypatch.setattr(attempts, "FREE_FAILURES", 0)
+    monkeypatch.setattr(attempts, "DELAY_S_FIRST", 600.0)
+    monkeypatch.setattr(attempts, "DELAY_S_MAX", 600.0)
+    config = tmp_path / "config.toml"
+    config.write_text("connections_without_token_max = 1")
+
+    async def count(server: TidegateServer) -> int:
+        return sum(server.broker.key_guard.failures(each) for each in BrokerDoor)
+
+    with HubService(tmp_path / "data", is_http_used=True, config=config, root_key=RIGHT) as service:
+        arguments = (door, service, ROOT_POLICY_NAME, "wrong")
+        thread = threading.Thread(target=_ignoring_its_end, args=arguments, daemon=True)
+        thread.start()
+        while not service.call(count):
+            assert thread.is_alive()
+            time.sleep(0.01)
+        assert _admin(service, ROOT_POLICY_NAME, RIGHT) == 404  # there is no such hub
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
 
 
 def _ignoring_its_end(door: Door, service: HubService, policy: str, key: str) -> None:

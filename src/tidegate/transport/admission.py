@@ -153,11 +153,11 @@ class Ticket:
         self.face = face
         self.admitted_at = admitted_at
         self.has_token = False
-        """HTTP: until a request begins behind one that had no token."""
+        """Whether it counts as one with a token; over HTTP until a request begins behind one without."""
         self.request_has_token = False
-        """HTTP: whether the token of the present request was accepted."""
+        """HTTP: whether the token of the present request, or of the last one, was accepted."""
         self.stays_waiting = False
-        """HTTP: whether the present request is refused, or may be."""
+        """HTTP: whether that request is refused, or may be."""
         self.is_waiting = True
         self.close: Callable[[], object] = lambda: None
         """Aborts the connection. Set it as soon as there is one."""
@@ -181,7 +181,7 @@ class Ticket:
         """HTTP: the head of a request has arrived, which needs a token of its own.
 
         Drops an earlier token if the request before had none. Returns the reason if there is no place without
-        a token; nothing changes then.
+        a token; it then stays where it was.
         """
         had_token, self.request_has_token, self.stays_waiting = self.request_has_token, False, False
         if self._admission is None or had_token or not self.has_token:

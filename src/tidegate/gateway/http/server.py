@@ -256,7 +256,7 @@ class _HttpProtocol(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._parser.is_held = True
-        self.ticket.set_waiting(True)
+        self._follow_peer()
         self._start_write_timer()
         self._count_waiting()
 
@@ -267,9 +267,7 @@ class _HttpProtocol(H11Protocol):
             self._stop_write_timer()
         self._parser.is_held = False
         self._count_waiting()
-        cycle: RequestResponseCycle | None = self.cycle
-        is_answered = cycle is None or cycle.response_complete
-        self.ticket.set_waiting(is_answered or self.conn.their_state is h11.SEND_BODY)
+        self._follow_peer()
         super().resume_writing()
         if not self.transport.is_closing():
             self.handle_events()  # what was sent ahead
@@ -337,11 +335,11 @@ class _HttpProtocol(H11Protocol):
                 self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
-        self.ticket.set_waiting(True)
         # Not kept until the next request: what was not read, and the head, which counts only until now.
         self.cycle.body.clear()
         self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
         self.app_state = {}
+        self._follow_peer()
         super().on_response_complete()
         self._count_waiting()
         self._limit_closing()
@@ -417,7 +415,14 @@ class _HttpProtocol(H11Protocol):
             return
         self._stop_timer()
         if not is_arriving:
-            self.ticket.set_waiting(self._parser.is_held)
+            self._follow_peer()
+
+    def _follow_peer(self) -> None:
+        """Count the connection as waiting while its peer is next: to send a request, or to read an answer."""
+        cycle: RequestResponseCycle | None = self.cycle
+        is_answered = cycle is None or cycle.response_complete
+        is_arriving = self.conn.their_state is h11.SEND_BODY
+        self.ticket.set_waiting(is_answered or is_arriving or self._parser.is_held)
 
     @property
     def _may_take_long(self) -> bool:
