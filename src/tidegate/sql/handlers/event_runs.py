@@ -259,7 +259,7 @@ class EventRun:
         """
         failures = [each for each in call.dead_lettered.values() if each.is_failure]
         if self._outages is not None:
-            self._watch(self._outages, call, events if failures else events[:1])
+            self._watch(self._outages, call, events)
         if len(events) == 1 or not call.dead_lettered:
             return
         if self._failures_left is not None and len(failures) > self._failures_left:
@@ -270,7 +270,7 @@ class EventRun:
     @staticmethod
     def _watch(outages: OutageWatch, call: TransactionCall, events: Sequence[ReceivedEvent]) -> None:
         """Note what became of the events, in their order. Raises OutageError."""
-        for event in events:
+        for event in events if call.dead_lettered else events[:1]:  # one success counts as much as many
             found = call.dead_lettered.get(event.sequence_number)
             if found is not None and found.is_failure:
                 outages.failed(found.error)
